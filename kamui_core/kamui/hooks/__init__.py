@@ -1,0 +1,30 @@
+"""Point naming and hook lifecycle: the minimal core."""
+
+from kamui.hooks.architecture import Architecture, Target
+from kamui.hooks.description import PointDescription
+from kamui.hooks.inspection import InstalledHook, inspect
+from kamui.hooks.manager import HookManager
+from kamui.hooks.passes import Call, suspended
+from kamui.hooks.points import HookPoint
+from kamui.hooks.positions import Positions, take_positions, token_mask
+from kamui.hooks.registry import HookRegistry
+from kamui.hooks.report import Report
+from kamui.hooks.store import Captures
+
+__all__ = [
+    "Architecture",
+    "Call",
+    "Captures",
+    "HookManager",
+    "HookPoint",
+    "HookRegistry",
+    "InstalledHook",
+    "PointDescription",
+    "Positions",
+    "Report",
+    "Target",
+    "inspect",
+    "suspended",
+    "take_positions",
+    "token_mask",
+]

@@ -1,0 +1,81 @@
+"""Architectures: how a model spells the canonical names.
+
+An architecture is found through the entry-point group `kamui.architectures`: each entry names a function that
+takes a model and returns an `Architecture`, or None where it does not recognise it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from kamui.discovery import discover
+from kamui.errors import PluginWarning
+from kamui.hooks.points import HookPoint
+
+ARCHITECTURES: Final = "kamui.architectures"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a canonical point is in a real model: a real point, and which call of its module."""
+
+    point: HookPoint
+    call: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """How one model spells the canonical names. It keeps no reference to the model.
+
+    Attributes:
+        name: The architecture's name.
+        points: The canonical points that the model has, in firing order, and what each is there.
+        modules: Canonical module names and the paths of these modules, for all their other ios.
+        attentions: Paths of the modules that compute attention.
+        feed_forwards: Paths of feed-forward modules, and the real point that is the `mid` of each.
+        readout: Takes the model and the residual stream (..., D) after its last block, and gives logits (..., V).
+    """
+
+    name: str
+    points: Mapping[HookPoint, Target]
+    modules: Mapping[str, str]
+    attentions: tuple[str, ...]
+    feed_forwards: Mapping[str, HookPoint]
+    readout: Callable[[nn.Module, Tensor], Tensor]
+
+    def locate(self, point: HookPoint) -> Target | None:
+        """Return what a canonical point is in the model, or None when it is no canonical point of it."""
+        bare = HookPoint.join(point.module, point.io)
+        selector = point[len(bare) :]
+        if bare in self.points:
+            target = self.points[bare]
+            return Target(HookPoint(target.point + selector), target.call)
+        path = self.modules.get(point.module)
+        return None if path is None else Target(HookPoint(HookPoint.join(path, point.io) + selector))
+
+
+def architecture_of(model: nn.Module) -> Architecture | None:
+    """Return the architecture that recognises `model`; those of other packages are asked before ours.
+
+    One that fails is passed over with a `PluginWarning`.
+    """
+    for offer in sorted(discover(ARCHITECTURES).offers, key=lambda offer: (offer.is_bundled, offer.name)):
+        try:
+            recognise: Any = offer.load()
+            architecture: Architecture | None = recognise(model)
+        except Exception as error:
+            warnings.warn(
+                f"architecture {offer.name!r} of {offer.package} failed on {type(model).__name__!r} and was passed "
+                f"over ({type(error).__name__}: {error}); update or uninstall {offer.distribution!r}",
+                PluginWarning,
+                stacklevel=2,
+            )
+            continue
+        if architecture is not None:
+            return architecture
+    return None

@@ -1,0 +1,278 @@
+"""`HookManager`: the managed scope."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor, nn
+
+from kamui.errors import (
+    ForeignForwardWarning,
+    InterventionContractError,
+    KamuiWarning,
+    NeverFiredWarning,
+    NoOpenScopeError,
+    OptionError,
+    PointError,
+    ScopeClosedError,
+    ScopeError,
+    StrictError,
+    UnsupportedModelError,
+)
+from kamui.hooks.passes import active_scopes
+from kamui.hooks.architecture import Architecture
+from kamui.hooks.places import map_of, module_of, unwrap
+from kamui.hooks.points import HookPoint
+from kamui.hooks.reading import Forward, read, read_all
+from kamui.hooks.report import Report
+from kamui.hooks.scope import Scope, Use
+from kamui.interventions.catalogue import catalogue
+from kamui.interventions.functions import FunctionIntervention
+from kamui.interventions.intervention import Intervention
+from kamui.interventions.options import build
+
+if TYPE_CHECKING:
+    Source = str | type[Intervention] | Intervention | Callable[..., Tensor | None]
+
+
+class HookManager:
+    """A managed scope on a model: observe its activations and change them, and leave nothing behind.
+
+    Usage::
+
+        with HookManager(model) as hooks:
+            hooks.attach("blocks.3.attn", point="output")
+            hooks.use("steering", alpha=0.5, vector=v, at="blocks.3.output")
+            logits = model(token_ids)
+            hooks.get("blocks.3.attn.output")  # (B, S, D)
+
+    Everything is taken off at the end of the block, whatever happened inside; what was captured can still be
+    read. Entering again starts empty.
+
+    Args:
+        model: Any module. Wrappers (`torch.compile`, DDP) are no part of a point's name.
+        strict: Make an error of what is otherwise a warning at the end of the block.
+        isolated: Only the context (thread, task) that enters the block has the scope; False opens it to all.
+
+    Raises:
+        UnsupportedModelError: `model` is no module.
+    """
+
+    def __init__(self, model: nn.Module, *, strict: bool = False, isolated: bool = True) -> None:
+        if not isinstance(model, nn.Module):
+            raise UnsupportedModelError(f"HookManager takes a torch.nn.Module, not {model!r}")
+        self._model = model
+        self._strict = strict
+        self._isolated = isolated
+        self._scope: Scope | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, as it was given."""
+        return self._model
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """How the model spells the canonical names; None where nothing recognises it."""
+        return map_of(unwrap(self._model)).architecture
+
+    def module(self, path: str) -> nn.Module:
+        """Return the module at a module path or of a canonical name such as `"final_ln"`.
+
+        Raises:
+            UnknownPointError: There is no such module.
+        """
+        return module_of(unwrap(self._model), path)
+
+    def __enter__(self) -> Self:
+        if self._scope is not None and self._scope.is_open:
+            raise ScopeError("this HookManager is open already; make another one to nest scopes on one model")
+        scope = Scope(self, unwrap(self._model), strict=self._strict, isolated=self._isolated)
+        scope.open()
+        self._scope = scope
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scope = self._open_scope("__exit__")
+        opened_here, errors = scope.close()
+        if not opened_here:
+            errors.append(
+                ScopeError("this scope was closed in another thread or task than opened it; it is gone from the model")
+            )
+        if error is None and not errors:
+            _tell(_findings(scope), strict=self._strict)
+        _raise_first(error, errors)
+
+    def attach(
+        self, module: str, point: str = "output", *, replace_with: Any = None, **options: Any
+    ) -> tuple[HookPoint, ...]:
+        """Capture a point, or replace what passes there.
+
+        Args:
+            module: A module path or canonical name; patterns stand for many. Empty for the model itself.
+            point: The io: `"output"`, `"input"`, `"weights"`, ...
+            replace_with: A tensor, or a callable that takes the value and returns its replacement.
+            options: Options of the `cache` intervention, or of `patching` when something is replaced.
+
+        Returns:
+            The points that are now listened to.
+
+        Raises:
+            UnknownPointError: There is no such point, or the pattern matches nothing.
+            ScopeError: The scope is not open.
+        """
+        if not isinstance(module, str) or not isinstance(point, str):
+            raise PointError(f"attach takes a module path and an io, both strings, not {module!r} and {point!r}")
+        at = f"{module}.{point}" if module else point
+        name = "cache" if replace_with is None else "patching"
+        if replace_with is not None:
+            options["value"] = replace_with
+        use = self._use(name, {"at": at, **options})
+        return tuple(listener.point for listener in use.listeners)
+
+    def use(self, source: Source, /, **options: Any) -> Intervention:
+        """Use an intervention in this scope, after those in use already.
+
+        Args:
+            source: The name of an installed intervention, a class, an instance, or a function of the value (then
+                with `at`).
+            options: The intervention's options.
+
+        Raises:
+            PluginError: It cannot be had, or an option does not fit.
+            ScopeError: The scope is not open.
+        """
+        return self._use(source, options).intervention
+
+    def get(self, point: str, *, call: int | None = None, forward: Forward = -1) -> Tensor:
+        """Return what was captured at a point.
+
+        Args:
+            point: The point, under any of its names.
+            call: Which call of the module, where it was called more than once in the pass.
+            forward: Which forward pass: -1 is the last that finished, `"all"` joins them along the sequence.
+
+        Raises:
+            NotCapturedError: There is nothing; the message says why.
+        """
+        return read(self._any_scope("get"), point, call, forward)
+
+    def get_all(self, *, forward: Forward = -1) -> dict[str, Tensor]:
+        """Return everything captured in one forward pass, by point.
+
+        A point called n > 1 times in it has the keys `"act.output#0"`, `"act.output#1"`, ...
+        """
+        return read_all(self._any_scope("get_all"), forward)
+
+    def clear(self) -> None:
+        """Forget what was captured so far; forward passes are counted from 0 again."""
+        self._any_scope("clear").clear()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model in this scope and return what it gives."""
+        self._open_scope("run")
+        return self._model(*args, **kwargs)
+
+    def report(self) -> Report:
+        """Return what fired where so far."""
+        return Report.of(self._any_scope("report"))
+
+    def _use(self, source: Source, options: dict[str, Any]) -> Use:
+        scope = self._open_scope("use")
+        intervention, label = _instance_of(source, options)
+        if any(use.intervention is intervention for use in scope.uses):
+            raise ScopeError(f"this instance of intervention {label!r} is in use in this scope already; make another one")
+        return scope.use(intervention, label)
+
+    def _open_scope(self, verb: str) -> Scope:
+        scope = self._any_scope(verb)
+        if not scope.is_open:
+            raise ScopeClosedError(
+                f"{verb!r} came after the end of the scope; put it inside the block 'with HookManager(model) as hooks:'"
+            )
+        return scope
+
+    def _any_scope(self, verb: str) -> Scope:
+        if self._scope is None:
+            raise ScopeError(
+                f"{verb!r} came before the scope was opened; put it inside the block 'with HookManager(model) as hooks:'"
+            )
+        return self._scope
+
+
+def use(name: Source, /, **options: Any) -> Intervention:
+    """Use an intervention in the innermost open scope of this context.
+
+    Raises:
+        NoOpenScopeError: No scope is open here.
+        PluginError: The intervention cannot be had, or an option does not fit.
+    """
+    scopes = [scope for scope in active_scopes() if scope.is_open]
+    if not scopes:
+        raise NoOpenScopeError(
+            f"kamui.use({name!r}) needs an open scope; write 'with HookManager(model) as hooks:' and, inside it, "
+            f"'kamui.use({name!r}, ...)'"
+        )
+    return scopes[-1].manager.use(name, **options)
+
+
+def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention, str]:
+    if isinstance(source, str):
+        return build(catalogue.load(source), options, source), source
+    if isinstance(source, type):
+        return build(source, options, source.__name__), source.__name__
+    if isinstance(source, Intervention):
+        if options:
+            raise OptionError(f"intervention {source.label!r} is an instance already; give its options when it is made")
+        return source, source.label
+    if callable(source):
+        label = getattr(source, "__name__", type(source).__name__)
+        return build(FunctionIntervention, {"function": source, **options}, label), label
+    raise InterventionContractError(
+        f"{source!r} is no intervention; use takes a name, a class, an instance or a function of the value"
+    )
+
+
+def _findings(scope: Scope) -> list[KamuiWarning]:
+    findings: list[KamuiWarning] = []
+    silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
+    if silent:
+        names = ", ".join(f"{str(one.point)!r} ({one.label})" for one in silent[:6])
+        more = f" and {len(silent) - 6} more" if len(silent) > 6 else ""
+        findings.append(
+            NeverFiredWarning(
+                f"the model ran {scope.passes.finished} time(s), and these points never fired: {names}{more}; "
+                f"their modules were not called, or do not compute that quantity"
+            )
+        )
+    if scope.passes.foreign:
+        findings.append(
+            ForeignForwardWarning(
+                f"the model ran {scope.passes.foreign} time(s) in threads or tasks that do not have this scope, and "
+                f"nothing was seen or changed there; open a scope there, or HookManager(model, isolated=False)"
+            )
+        )
+    return findings
+
+
+def _tell(findings: list[KamuiWarning], *, strict: bool) -> None:
+    if strict and findings:
+        raise StrictError("; ".join(str(finding) for finding in findings))
+    for finding in findings:
+        warnings.warn(finding, stacklevel=3)
+
+
+def _raise_first(under_way: BaseException | None, errors: list[BaseException]) -> None:
+    """Let the first error be the one that is seen, with the later ones in its notes."""
+    if not errors:
+        return
+    first, later = (under_way, errors) if under_way is not None else (errors[0], errors[1:])
+    for error in later:
+        first.add_note(f"and then, while the scope closed: {error!r}")
+    if under_way is None:
+        raise first

@@ -1,0 +1,86 @@
+"""Reports: what fired where, as a table, as a dictionary and in a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kamui.hooks.scope import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one intervention did at one point.
+
+    Attributes:
+        intervention: The intervention's name.
+        point: The point.
+        calls: How often it was called there.
+        changed: How often it returned another value.
+    """
+
+    intervention: str
+    point: str
+    calls: int
+    changed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a scope saw and did so far.
+
+    Attributes:
+        rows: One for each intervention and point, in the order of use.
+        finished: Forward passes that ended well.
+        dropped: Forward passes that failed.
+        foreign: Runs of the model in threads or tasks that do not have the scope.
+    """
+
+    rows: tuple[Row, ...]
+    finished: int
+    dropped: int
+    foreign: int
+
+    @classmethod
+    def of(cls, scope: Scope) -> Report:
+        """Read the counters of a scope."""
+        rows = tuple(Row(one.label, str(one.point), one.calls, one.changed) for one in scope.listeners())
+        passes = scope.passes
+        return cls(rows, passes.finished, passes.dropped, passes.foreign)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [self._summary()]
+        lines += [f"{row.intervention}  {row.point}  called {row.calls}  changed {row.changed}" for row in self.rows]
+        return "\n".join(lines)
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("intervention", "point", title=self._summary())
+        table.add_column("called", justify="right")
+        table.add_column("changed", justify="right")
+        for row in self.rows:
+            table.add_row(Text(row.intervention), Text(row.point), str(row.calls), str(row.changed))
+        return table
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        cells = "".join(
+            f"<tr><td>{escape(row.intervention)}</td><td>{escape(row.point)}</td>"
+            f"<td>{row.calls}</td><td>{row.changed}</td></tr>"
+            for row in self.rows
+        )
+        head = "<tr><th>intervention</th><th>point</th><th>called</th><th>changed</th></tr>"
+        return f"<table><caption>{escape(self._summary())}</caption>{head}{cells}</table>"
+
+    def _summary(self) -> str:
+        return f"{self.finished} forward pass(es) finished, {self.dropped} dropped, {self.foreign} seen elsewhere"

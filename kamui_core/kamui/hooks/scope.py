@@ -1,0 +1,243 @@
+"""One open scope: the interventions in use, where they listen, and the forward passes that they see.
+
+`HookManager` is what users hold; each entry of it opens one of these. The taps report to it, and it knows
+nothing of how they are wired to torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+
+from kamui.errors import AttentionError, InterventionContractError
+from kamui.hooks.chain import Listener
+from kamui.hooks.generation import shadow_generate, unshadow_generate
+from kamui.hooks.passes import Call, Entry, ForwardPass, PassLog, activate, deactivate
+from kamui.hooks.places import Place, find
+from kamui.hooks.points import ATTENTION_IOS, HookPoint
+from kamui.hooks.positions import Prompts, read_facts
+from kamui.hooks.store import Captures
+from kamui.hooks.taps import unwire, wire
+from kamui.hooks.values import argument_path, take
+from kamui.interventions.contract import Callback, contract_of
+
+if TYPE_CHECKING:
+    from kamui.hooks.manager import HookManager
+    from kamui.interventions.intervention import Intervention
+
+_serials: Final = itertools.count()
+
+
+class Use:
+    """One use of an intervention in a scope."""
+
+    def __init__(self, intervention: Intervention, label: str) -> None:
+        self.intervention = intervention
+        self.label = label
+        self.listeners: list[Listener] = []
+        self._contract = contract_of(type(intervention))
+
+    @property
+    def captures(self) -> Captures | None:
+        """What the intervention has captured, if it is one that does."""
+        captures = getattr(self.intervention, "captures", None)
+        return captures if isinstance(captures, Captures) else None
+
+    def callback(self, name: str) -> Callback | None:
+        """Return the intervention's implementation of one hook."""
+        return self._contract.callback(name)
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """Call one hook with the arguments that the implementation takes; errors name the intervention."""
+        callback = self.callback(name)
+        if callback is None:
+            return None
+        taken = {key: value for key, value in arguments.items() if key in callback.arguments}
+        try:
+            return callback.bind(self.intervention)(**taken)
+        except BaseException as error:
+            error.add_note(f"in {name!r} of intervention {self.label!r}")
+            raise
+
+
+class Scope:
+    """What one entry of a `HookManager` holds.
+
+    Attributes:
+        model: The model, without wrappers.
+        isolated: Whether only the context that opened it sees it.
+        passes: The forward passes seen.
+        uses: The interventions, in the order of use.
+    """
+
+    def __init__(self, manager: HookManager, model: nn.Module, *, strict: bool, isolated: bool) -> None:
+        self.manager = manager
+        self.model = model
+        self.strict = strict
+        self.isolated = isolated
+        self.serial = next(_serials)
+        self.is_open = False
+        self.passes = PassLog()
+        self.uses: list[Use] = []
+        self._tapped: dict[nn.Module, None] = {}
+        self._prompts: defaultdict[int, Prompts] = defaultdict(Prompts)
+
+    def open(self) -> None:
+        """Begin: the model's own calls are seen from here on."""
+        self.is_open = True
+        activate(self)
+        try:
+            self._tap(self.model)
+            shadow_generate(self.model, self, self._prompts_here)
+        except BaseException:
+            self.close()
+            raise
+
+    def use(self, intervention: Intervention, label: str) -> Use:
+        """Take an intervention in, and listen where it asks to. If it fails half way, nothing of it stays."""
+        use = Use(intervention, label)
+        self.uses.append(use)
+        opened = False
+        try:
+            use.ask("opened", scope=self.manager)
+            opened = True
+            self._listen(use, _as_names(use, use.ask("points", model=self.model)))
+        except BaseException as error:
+            self._undo(use, opened, error)
+            raise
+        return use
+
+    def close(self) -> tuple[bool, list[BaseException]]:
+        """End: take everything off the model, then tell the interventions, last one first.
+
+        Returns:
+            Whether it was this context that had opened the scope, and the errors on the way.
+        """
+        errors: list[BaseException] = []
+        self.is_open = False
+        here = _surely(lambda: deactivate(self), errors)
+        _surely(lambda: unshadow_generate(self.model, self), errors)
+        for module in list(self._tapped):
+            _surely(lambda module=module: unwire(self, module), errors)
+        _surely(self.passes.abandon_all, errors)
+        for use in reversed(self.uses):
+            try:
+                use.ask("closed", scope=self.manager)
+            except BaseException as error:
+                errors.append(error)
+        return here is not False, errors
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ForwardPass, Entry]:
+        """Note that a call of a tapped module begins; the outermost one begins a forward pass."""
+        forward_pass, entry = self.passes.enter(module)
+        if len(forward_pass.stack) == 1:
+            self._begin(forward_pass, entry, args, kwargs)
+        return forward_pass, entry
+
+    def finish(self, forward_pass: ForwardPass, call: Call, output: Any) -> None:
+        """Note that a forward pass ended well, and keep what was captured in it."""
+        if forward_pass.recomputing:
+            self.passes.end(forward_pass)
+            return
+        for use in self.uses:
+            use.ask("forward_finished", output=output, call=call)
+        index = self.passes.end(forward_pass)
+        for use in self.uses:
+            if use.captures is not None:
+                use.captures.commit(forward_pass, index)
+
+    def listeners(self) -> Iterable[Listener]:
+        """Return every listener, in the order of use."""
+        return itertools.chain.from_iterable(use.listeners for use in list(self.uses))
+
+    def clear(self) -> None:
+        """Forget what was captured, and count forward passes from 0 again."""
+        self.passes.restart()
+        for use in self.uses:
+            if use.captures is not None:
+                use.captures.clear()
+        for listener in self.listeners():
+            listener.since = 0
+
+    def _begin(
+        self, forward_pass: ForwardPass, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if forward_pass.recomputing:
+            forward_pass.facts = self.passes.last_facts
+            return
+        path = argument_path(entry.module, args, kwargs, ())
+        main = None if path is None else take((args, kwargs), path)
+        forward_pass.facts = self.passes.last_facts = read_facts(main, kwargs, self._prompts_here())
+        call = Call(forward_pass, entry.module, entry.index, None)
+        for use in self.uses:
+            use.ask("forward_started", call=call)
+
+    def _prompts_here(self) -> Prompts:
+        return self._prompts[get_ident()]
+
+    def _listen(self, use: Use, names: Iterable[str]) -> None:
+        callback = use.callback("activation")
+        if callback is None:
+            return
+        places: dict[Place, HookPoint] = {}
+        for name in names:
+            for point, place in find(self.model, name).items():
+                places.setdefault(place, point)
+        for place, point in places.items():
+            if place.io in ATTENTION_IOS and place.selector:
+                raise AttentionError(f"point {str(point)!r} is one tensor; leave the selector out")
+            listener = Listener(
+                point,
+                use.label,
+                callback.bind(use.intervention),
+                callback.arguments,
+                priority=callback.priority,
+                place=place,
+                strict=self.strict,
+                since=self.passes.finished,
+            )
+            use.listeners.append(listener)
+            self._tap(place.module).port(place.io, place.selector, place.call).add(listener)
+
+    def _tap(self, module: nn.Module) -> Any:
+        self._tapped[module] = None
+        return wire(self, module)
+
+    def _undo(self, use: Use, opened: bool, error: BaseException) -> None:
+        self.uses.remove(use)
+        for listener in use.listeners:
+            place = listener.place
+            self._tap(place.module).port(place.io, place.selector, place.call).remove(listener)
+        if opened:
+            try:
+                use.ask("closed", scope=self.manager)
+            except Exception as later:
+                error.add_note(f"and then {use.label!r} failed to close: {later!r}")
+
+
+def _as_names(use: Use, points: Any) -> Iterable[str]:
+    if points is None:
+        return ()
+    names = (points,) if isinstance(points, str) else points
+    if not isinstance(names, Iterable):
+        raise InterventionContractError(
+            f"intervention {use.label!r} returned {points!r} from 'points'; return a hook point or a list of them"
+        )
+    return names
+
+
+def _surely(action: Callable[[], Any], errors: list[BaseException]) -> Any:
+    """Do `action`, which may be done twice, even if an interrupt comes in the middle of it."""
+    while True:
+        try:
+            return action()
+        except KeyboardInterrupt as interrupt:
+            errors.append(interrupt)
+        except Exception as error:
+            errors.append(error)
+            return None

@@ -1,0 +1,92 @@
+"""Captures: activations that an intervention keeps, by forward pass, point and call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from kamui.errors import NotCapturedError
+
+if TYPE_CHECKING:
+    from kamui.hooks.passes import Call, ForwardPass
+
+
+class Captures:
+    """Captured values of one intervention.
+
+    Values wait with their forward pass until it has ended well; those of a failed pass are never seen. An
+    intervention that has its captures in an attribute `captures` can be read with the scope's `get`.
+
+    Args:
+        keep: `"all"` keeps every forward pass, `"last"` only the latest that ended.
+    """
+
+    def __init__(self, keep: Literal["all", "last"] = "all") -> None:
+        self.keep = keep
+        self._passes: dict[int, dict[str, list[Tensor]]] = {}
+
+    def add(self, point: str, value: Tensor, call: Call) -> None:
+        """Keep `value` as the next one of `point` in the pass of `call`; recomputed values are not kept."""
+        if not call.recomputing:
+            call.forward_pass.captured.setdefault(self, {}).setdefault(point, []).append(value)
+
+    def commit(self, forward_pass: ForwardPass, index: int) -> None:
+        """Take over what `forward_pass` captured, as forward pass number `index`."""
+        if self.keep == "last":
+            self._passes.clear()
+        self._passes[index] = forward_pass.captured.pop(self, {})
+
+    def calls(self, point: str, forward: int) -> list[Tensor]:
+        """Return the values of `point` in one forward pass, one for each call of its module.
+
+        Raises:
+            NotCapturedError: That forward pass is no longer kept.
+        """
+        if forward not in self._passes:
+            kept = ", ".join(str(index) for index in self._passes) or "none"
+            raise NotCapturedError(
+                f"forward pass {forward} of {point!r} is not kept (kept: {kept}); "
+                f"capture with keep='all' to have every pass"
+            )
+        return self._passes[forward].get(point, [])
+
+    def joined(self, point: str, call: int | None) -> Tensor | None:
+        """Return the values of `point` over all kept passes, joined along the sequence, or None without any.
+
+        Raises:
+            NotCapturedError: The values cannot be joined.
+        """
+        chosen = [
+            value
+            for values in self._every(point)
+            for index, value in enumerate(values)
+            if call is None or index == call % len(values)
+        ]
+        if not chosen:
+            return None
+        try:
+            return torch.cat(chosen, dim=-2 if chosen[0].dim() > 1 else 0)
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(value.shape)) for value in chosen[:8])
+            raise NotCapturedError(
+                f"the captures of {point!r} cannot be joined along the sequence: their shapes are {shapes}; "
+                f"read them one by one with forward=0, 1, ..."
+            ) from error
+
+    def bytes(self) -> int:
+        """Return how many bytes the kept values take."""
+        return sum(
+            value.numel() * value.element_size()
+            for captured in self._passes.values()
+            for values in captured.values()
+            for value in values
+        )
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._passes.clear()
+
+    def _every(self, point: str) -> list[list[Tensor]]:
+        return [captured[point] for captured in list(self._passes.values()) if point in captured]
