@@ -36,6 +36,4 @@ def find(path: str | Path) -> Path:
     wanted = PurePath(path).as_posix()
     if wanted in known:
         return folder() / PurePath(wanted).relative_to("configs")
-    raise ConfigError(
-        f"no file {str(path)!r}{did_you_mean(wanted, known)} (these come along: {', '.join(known)})"
-    )
+    raise ConfigError(f"no file {str(path)!r}{did_you_mean(wanted, known)} (these come along: {', '.join(known)})")

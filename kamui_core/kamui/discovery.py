@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from configparser import ConfigParser
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from kamui.errors import PluginImportError
 
 CORE = "kamui-core"
+_PLACE = r"\s*[\w.]+\s*(:\s*[\w.]+\s*)?(\[.*\]\s*)?"
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +44,7 @@ class Offer:
         """Whether it comes along with KAMUI."""
         return _normalized(self.distribution) == CORE
 
-    def load(self) -> Any:  # noqa: ANN401  what is offered is told apart by its user
+    def load(self) -> Any:
         """Import what is offered.
 
         Raises:
@@ -55,12 +57,14 @@ class Offer:
             raise PluginImportError(f"{who}: {self._cause(error)}") from error
 
     def _cause(self, error: BaseException) -> str:
+        if not re.fullmatch(_PLACE, self.value):
+            return f"it is not written as 'module:name'; update or uninstall {self.distribution!r}"
         if isinstance(error, ModuleNotFoundError) and error.name:
             own = self.value.partition(":")[0].strip()
             if own == error.name or own.startswith(f"{error.name}."):
                 return f"there is no module {error.name!r}; reinstall {self.distribution!r}"
             return f"it needs the module {error.name!r}, which is not installed; install it"
-        return f"{type(error).__name__}: {error}; update or uninstall {self.distribution!r}"
+        return f"{_one_line(error)}; update or uninstall {self.distribution!r}"
 
 
 @dataclass(frozen=True)
@@ -109,20 +113,30 @@ def discover(group: str) -> Discovery:
         except Exception as error:
             problems.append(
                 f"package at {_place(distribution)!r} is ignored, its metadata cannot be read "
-                f"({type(error).__name__}: {error}); reinstall it"
+                f"({_one_line(error)}); reinstall it"
             )
     return Discovery(tuple(sorted(offers.values())), tuple(problems))
 
 
 def _offers_of(distribution: Distribution, group: str) -> Iterator[Offer]:
-    if group not in (distribution.read_text("entry_points.txt") or ""):
+    text = distribution.read_text("entry_points.txt") or ""
+    if group not in text:
         return
-    entries = [entry for entry in distribution.entry_points if entry.group == group]
+    # The parser of importlib.metadata lets half a file pass as one without entries.
+    parser = ConfigParser(delimiters="=", interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text)
+    if group not in parser:
+        return
     metadata = distribution.metadata
     if lacking := [key for key in ("Name", "Version") if key not in metadata]:
         raise ValueError(f"METADATA has no {' and no '.join(lacking)}")
-    for entry in entries:
-        yield Offer(entry.name, entry.value, metadata["Name"], metadata["Version"])
+    for name, value in parser[group].items():
+        yield Offer(name, value, metadata["Name"], metadata["Version"])
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _place(distribution: Distribution) -> str:

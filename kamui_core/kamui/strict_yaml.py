@@ -44,7 +44,7 @@ class Section(dict[Any, Any]):
         return f"{self.source}:{self.lines.get(key, self.line)}"
 
 
-def load(text: str, source: str) -> Any:  # noqa: ANN401
+def load(text: str, source: str) -> Any:
     """Read one YAML document; mappings become `Section`, everything else plain Python values.
 
     Args:
@@ -63,14 +63,12 @@ def load(text: str, source: str) -> Any:  # noqa: ANN401
         raise ConfigError(f"{source}:{line}: {error.problem or error.context}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, int(error.position)) + 1
-        raise ConfigError(
-            f"{source}:{line}: the character {chr(int(error.character))!r} is not allowed"
-        ) from error
+        raise ConfigError(f"{source}:{line}: the character {chr(int(error.character))!r} is not allowed") from error
     except RecursionError:
         raise ConfigError(f"{source}: nested too deeply to be read") from None
 
 
-def load_file(path: str | Path) -> Any:  # noqa: ANN401
+def load_file(path: str | Path) -> Any:
     """Read the YAML document in a file, see `load`.
 
     Raises:

@@ -11,15 +11,6 @@ import pytest
 
 GROUP = "kamui_tests.interventions"
 
-INTERVENTION = """
-import kamui.interventions as contract
-
-class {name}(contract.Intervention):
-    @contract.hookimpl
-    def points(self):
-        return "output"
-"""
-
 
 class Install(Protocol):
     """Writes one distribution, and returns its `dist-info` folder."""
@@ -32,7 +23,6 @@ class Install(Protocol):
         modules: dict[str, str] | None = None,
         version: str = "1.0",
         group: str = GROUP,
-        into: Path | None = None,
     ) -> Path: ...
 
 
@@ -47,9 +37,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         modules: dict[str, str] | None = None,
         version: str = "1.0",
         group: str = GROUP,
-        into: Path | None = None,
     ) -> Path:
-        site = into or tmp_path / f"{distribution}-{version}"
+        site = tmp_path / f"{distribution}-{version}"
         info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import pluggy
 import pytest
 import torch
 
@@ -147,15 +146,6 @@ def test_a_broken_class_does_not_poison_the_next() -> None:
     assert _manager.get_plugins() == set()
 
 
-def test_pluggy_agrees_with_what_is_allowed() -> None:
-    manager = pluggy.PluginManager("kamui")
-    manager.register(Plain())
-    assert {caller.name for caller in manager.get_hookcallers(manager.get_plugin(manager.get_name(plugin)))} == {  # type: ignore[union-attr]
-        "points",
-        "activation",
-    } if (plugin := next(iter(manager.get_plugins()))) else False
-
-
 @pytest.mark.parametrize(
     ("thing", "who"),
     [
@@ -171,7 +161,7 @@ def test_only_intervention_classes_are_taken(thing: object, who: str) -> None:
 
 
 def test_the_distribution_is_named_when_it_is_known() -> None:
-    with pytest.raises(InterventionContractError, match="^class 'int' of 'kamui-scale' 1.2 is not a class"):
+    with pytest.raises(InterventionContractError, match=r"^class 'int' of 'kamui-scale' 1\.2 is not a class"):
         contract_of(int, Offer("scale", "kamui_scale:Scale", "kamui-scale", "1.2"))  # type: ignore[arg-type]
 
 
@@ -214,7 +204,7 @@ def _by_position(self: Any, value: Any, /) -> None: ...
 
 @pytest.mark.parametrize(
     ("function", "taken"),
-    [(_unknown, "'layer'"), (_rest, "'**rest: Any'"), (_by_position, "'value' by position only")],
+    [(_unknown, "'layer'"), (_rest, "'**rest'"), (_by_position, "'value' by position only")],
 )
 def test_arguments_that_are_not_given_are_refused(function: Any, taken: str) -> None:
     cls = type("Extra", (Intervention,), {"activation": hookimpl(function)})

@@ -113,7 +113,7 @@ def test_it_is_named_after_the_function() -> None:
 
 
 def test_it_needs_a_place() -> None:
-    with pytest.raises(OptionError, match="^intervention 'relu' needs option 'at' "):
+    with pytest.raises(OptionError, match=r"^intervention 'relu' needs option 'at' "):
         build(FunctionIntervention, {"function": torch.relu}, "relu")
     built = build(FunctionIntervention, {"function": torch.relu, "at": ["a.output", "b.output"]}, "relu")
     assert built.points() == ["a.output", "b.output"]  # type: ignore[attr-defined]

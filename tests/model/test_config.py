@@ -170,9 +170,7 @@ def test_the_configs_that_come_along_are_found_from_anywhere(
     assert tuple(asdict(config).values()) == (*sizes, "learned", 0.0)
 
 
-def test_a_file_that_exists_wins_over_one_that_comes_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_exists_wins_over_one_that_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "small.yaml").write_text(YAML, encoding="utf-8")
@@ -183,9 +181,7 @@ def test_a_file_that_is_nowhere_is_named_with_what_comes_along() -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig.from_yaml("configs/smal.yaml")
     message = str(caught.value)
-    assert message.startswith(
-        "no file 'configs/smal.yaml'; did you mean 'configs/small.yaml'? (these come along: "
-    )
+    assert message.startswith("no file 'configs/smal.yaml'; did you mean 'configs/small.yaml'? (these come along: ")
     assert "configs/gpt2.yaml, configs/medium.yaml, configs/nano.yaml" in message
 
 

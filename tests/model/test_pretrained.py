@@ -59,7 +59,7 @@ def test_generation_goes_on_repeating(nano: Transformer) -> None:
     assert generated[0].tolist() == (segment * 4)[:45]
 
 
-def test_one_head_of_the_second_layer_is_an_induction_head(
+def test_the_second_layer_attends_to_what_came_after_the_earlier_occurrence(
     nano: Transformer, batch: tuple[Tensor, Tensor]
 ) -> None:
     token_ids, sizes = batch
@@ -70,15 +70,14 @@ def test_one_head_of_the_second_layer_is_an_induction_head(
             for row, size in enumerate(sizes.tolist())
         ]
     ).mean(0)  # (H,)
-    print(scores)
-    assert scores.max() > 0.5
+    assert scores.max() > 0.9
 
 
 def test_the_file_is_small_and_holds_the_tied_weight_once() -> None:
     assert CHECKPOINT.stat().st_size <= 1_500_000
     with safe_open(CHECKPOINT, framework="pt") as file:
         shapes = [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
-        facts = json.loads(file.metadata()["training"])
+        facts = json.loads(file.metadata()["kamui"])["training"]
     assert shapes.count((256, 128)) == 3  # the tied weight and the first map of each feed-forward
     assert facts["repeated_loss"] < 0.05
 
@@ -86,6 +85,8 @@ def test_the_file_is_small_and_holds_the_tied_weight_once() -> None:
 def test_a_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None:
     model = Transformer(ModelConfig(1, 16, 2, 16, 40, 48, "sinusoidal", 0.1))
     save_checkpoint(model, tmp_path / "x.safetensors", {"steps": 0})
+    save_checkpoint(model, tmp_path / "y.safetensors", {"steps": 0})
+    assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
     again = load_checkpoint(tmp_path / "x.safetensors")
     assert again.config == model.config
     torch.testing.assert_close(again.state_dict(), model.state_dict(), atol=0, rtol=0)

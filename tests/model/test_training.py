@@ -79,9 +79,7 @@ def test_the_script_writes_a_checkpoint_that_loads(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     try:
-        result = CliRunner().invoke(
-            main, ["--steps", "1", "--out", "tiny.safetensors"], catch_exceptions=False
-        )
+        result = CliRunner().invoke(main, ["--steps", "1", "--out", "tiny.safetensors"], catch_exceptions=False)
     finally:
         torch.set_num_threads(threads)
     assert result.output.startswith("step     1   loss: first part 5.5")

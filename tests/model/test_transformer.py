@@ -148,26 +148,18 @@ def test_a_position_does_not_see_later_ones(model: Transformer, token_ids: Tenso
 
 
 @pytest.mark.parametrize("cuts", [[7], [1] * 7, [3, 4], [4, 2, 1]])
-def test_a_sequence_in_pieces_gives_the_same_logits(
-    model: Transformer, token_ids: Tensor, cuts: list[int]
-) -> None:
+def test_a_sequence_in_pieces_gives_the_same_logits(model: Transformer, token_ids: Tensor, cuts: list[int]) -> None:
     cache = KVCache()
     assert cache.get_seq_length() == 0
     pieces = [model(piece, cache=cache) for piece in token_ids.split(cuts, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(token_ids), atol=1e-5, rtol=1e-5)
-    assert [cache.get_seq_length(layer) for layer in range(model.config.n_layers)] == [
-        7
-    ] * model.config.n_layers
+    assert [cache.get_seq_length(layer) for layer in range(model.config.n_layers)] == [7] * model.config.n_layers
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 1.5, "top_k": 5}])
-def test_cached_and_uncached_generation_agree(
-    model: Transformer, token_ids: Tensor, options: dict[str, Any]
-) -> None:
+def test_cached_and_uncached_generation_agree(model: Transformer, token_ids: Tensor, options: dict[str, Any]) -> None:
     cached, uncached = (
-        model.generate(
-            token_ids, 13, **options, generator=torch.Generator().manual_seed(3), use_cache=use_cache
-        )
+        model.generate(token_ids, 13, **options, generator=torch.Generator().manual_seed(3), use_cache=use_cache)
         for use_cache in (True, False)
     )
     assert torch.equal(cached, uncached)
@@ -175,9 +167,7 @@ def test_cached_and_uncached_generation_agree(
     assert torch.equal(cached[:, :7], token_ids)
 
 
-def test_sampling_repeats_with_the_seed_and_leaves_the_global_one(
-    model: Transformer, token_ids: Tensor
-) -> None:
+def test_sampling_repeats_with_the_seed_and_leaves_the_global_one(model: Transformer, token_ids: Tensor) -> None:
     state = torch.get_rng_state()
     first, second, other = (
         model.generate(token_ids, 10, temperature=1.0, generator=torch.Generator().manual_seed(seed))

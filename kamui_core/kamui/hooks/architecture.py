@@ -50,13 +50,13 @@ class Architecture:
 
     def locate(self, point: HookPoint) -> Target | None:
         """Return what a canonical point is in the model, or None when it is no canonical point of it."""
-        bare = HookPoint.join(point.module, point.io)
+        bare = HookPoint.at(point.module, point.io)
         selector = point[len(bare) :]
         if bare in self.points:
             target = self.points[bare]
             return Target(HookPoint(target.point + selector), target.call)
         path = self.modules.get(point.module)
-        return None if path is None else Target(HookPoint(HookPoint.join(path, point.io) + selector))
+        return None if path is None else Target(HookPoint(HookPoint.at(path, point.io) + selector))
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:

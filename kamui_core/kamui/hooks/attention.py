@@ -54,20 +54,20 @@ class AttentionMode(TorchFunctionMode):
         """Begin to listen in this thread."""
         mode = cls(lines)
         _running.modes.append(mode)
-        _push_mode(mode)
+        _push_mode(mode)  # type: ignore[no-untyped-call]
         return mode
 
     def remove(self) -> None:
         """Stop listening, wherever in this thread's stack of modes this one is."""
         if self in _running.modes:
             _running.modes.remove(self)
-        if self not in _get_current_function_mode_stack():
+        if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
             return
         above = []
-        while (mode := _pop_mode()) is not self:
+        while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
             above.append(mode)
         for mode in reversed(above):
-            _push_mode(mode)
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None

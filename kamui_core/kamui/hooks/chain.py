@@ -35,7 +35,18 @@ class Listener:
         since: How many forward passes had finished when it began to listen.
     """
 
-    __slots__ = ("calls", "changed", "invoke", "label", "place", "point", "priority", "since", "strict", "wants_call")
+    __slots__ = (
+        "calls",
+        "changed",
+        "invoke",
+        "label",
+        "place",
+        "point",
+        "priority",
+        "since",
+        "strict",
+        "wants_call",
+    )
 
     def __init__(
         self,
@@ -110,12 +121,12 @@ def _ask(listener: Listener, value: Tensor, call: Call) -> Any:
     try:
         result = listener.invoke(value, call)
     except BaseException as error:
-        error.add_note(f"in intervention {listener.label!r} at point {str(listener.point)!r}")
+        error.add_note(f"in intervention {listener.label!r} at point {listener.point!r}")
         raise
     written = value._version != before if watched else before is not None and not _same(value, before)
     if written:
         raise InPlaceEditError(
-            f"intervention {listener.label!r} wrote to the live value at point {str(listener.point)!r}; "
+            f"intervention {listener.label!r} wrote to the live value at point {listener.point!r}; "
             f"clone it, change the copy and return that"
         )
     return result

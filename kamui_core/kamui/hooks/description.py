@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from kamui.hooks.attention import AttentionMode
 from kamui.hooks.chain import Listener
+from kamui.hooks.naming import is_container, map_of
 from kamui.hooks.passes import Call, ForwardPass, suspended
-from kamui.hooks.places import Place, is_container, map_of, place
+from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
 from kamui.hooks.taps import Port
 from kamui.hooks.values import argument_path, main_path, take
@@ -58,7 +59,8 @@ def describe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     found: Found = {}
     _watch(fake, set(names.architecture.attentions if names.architecture else ()), found)
     reason = _run(fake, mode, args, kwargs)
-    return [_description(point, place(fake, point), found, reason) for point in points]
+    locator = Locator(fake)
+    return [_description(point, locator.place(point), found, reason) for point in points]
 
 
 def _without_hooks(fake: nn.Module) -> nn.Module:

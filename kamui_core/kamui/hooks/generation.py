@@ -34,6 +34,7 @@ class GenerateShadow:
         self._model_id = id(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate, as the model's own method does."""
         with ExitStack() as stack:
             for prompts in list(self.listeners.values()):
                 stack.enter_context(prompts().generation())

@@ -22,9 +22,9 @@ from kamui.errors import (
     StrictError,
     UnsupportedModelError,
 )
-from kamui.hooks.passes import active_scopes
 from kamui.hooks.architecture import Architecture
-from kamui.hooks.places import map_of, module_of, unwrap
+from kamui.hooks.passes import active_scopes
+from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
 from kamui.hooks.reading import Forward, read, read_all
 from kamui.hooks.report import Report
@@ -77,7 +77,7 @@ class HookManager:
     @property
     def architecture(self) -> Architecture | None:
         """How the model spells the canonical names; None where nothing recognises it."""
-        return map_of(unwrap(self._model)).architecture
+        return Locator(unwrap(self._model)).names.architecture
 
     def module(self, path: str) -> nn.Module:
         """Return the module at a module path or of a canonical name such as `"final_ln"`.
@@ -85,7 +85,7 @@ class HookManager:
         Raises:
             UnknownPointError: There is no such module.
         """
-        return module_of(unwrap(self._model), path)
+        return Locator(unwrap(self._model)).module(path)
 
     def __enter__(self) -> Self:
         if self._scope is not None and self._scope.is_open:
@@ -186,21 +186,23 @@ class HookManager:
         scope = self._open_scope("use")
         intervention, label = _instance_of(source, options)
         if any(use.intervention is intervention for use in scope.uses):
-            raise ScopeError(f"this instance of intervention {label!r} is in use in this scope already; make another one")
+            raise ScopeError(
+                f"this instance of intervention {label!r} is in use in this scope already; make another one"
+            )
         return scope.use(intervention, label)
 
     def _open_scope(self, verb: str) -> Scope:
         scope = self._any_scope(verb)
         if not scope.is_open:
             raise ScopeClosedError(
-                f"{verb!r} came after the end of the scope; put it inside the block 'with HookManager(model) as hooks:'"
+                f"{verb!r} came after the end of the scope; write it inside 'with HookManager(model) as hooks:'"
             )
         return scope
 
     def _any_scope(self, verb: str) -> Scope:
         if self._scope is None:
             raise ScopeError(
-                f"{verb!r} came before the scope was opened; put it inside the block 'with HookManager(model) as hooks:'"
+                f"{verb!r} came before the scope was opened; write it inside 'with HookManager(model) as hooks:'"
             )
         return self._scope
 
@@ -242,7 +244,7 @@ def _findings(scope: Scope) -> list[KamuiWarning]:
     findings: list[KamuiWarning] = []
     silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
     if silent:
-        names = ", ".join(f"{str(one.point)!r} ({one.label})" for one in silent[:6])
+        names = ", ".join(f"{one.point!r} ({one.label})" for one in silent[:6])
         more = f" and {len(silent) - 6} more" if len(silent) > 6 else ""
         findings.append(
             NeverFiredWarning(

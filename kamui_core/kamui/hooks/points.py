@@ -20,7 +20,8 @@ FORWARD_IOS: Final = (*MODULE_IOS, *ATTENTION_IOS, *FEED_FORWARD_IOS)
 GRADIENT_PREFIX: Final = "grad_"
 IOS: Final = (*FORWARD_IOS, *(GRADIENT_PREFIX + io for io in FORWARD_IOS))
 
-_SELECTOR = re.compile(r"\[([^\[\]]+)\]")
+_KEY = re.compile(r"\[([^\[\]]+)\]")
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 _POINT = re.compile(r"(?:(?P<module>.+)\.)?(?P<io>[^.\[\]]+)(?P<selector>(?:\[[^\[\]]+\])*)", re.DOTALL)
 
 
@@ -29,57 +30,41 @@ class HookPoint(str):
 
     It compares, hashes, prints and serialises as the plain string.
 
+    Attributes:
+        module: The module path; empty for the root module.
+        io: The io, without selector: `input`, `output`, `weights`, ...
+        selector: The keys that lead to one tensor of a nested value, outermost first.
+
     Raises:
         PointError: The text is no hook point.
     """
 
-    __slots__ = ()
+    module: str
+    io: str
+    selector: tuple[int | str, ...]
 
     def __new__(cls, text: str) -> Self:
-        """Check the text and make the point."""
-        if isinstance(text, HookPoint):
-            return super().__new__(cls, text)
+        """Check the text and take it apart."""
+        if type(text) is cls:
+            return text
         if not isinstance(text, str):
             raise PointError(f"a hook point is a string such as 'blocks.3.attn.output', not {text!r}")
         match = _POINT.fullmatch(text)
-        if match is None or match["io"] not in IOS or any(not part for part in (match["module"] or "x").split(".")):
+        if match is None or match["io"] not in IOS or "" in (match["module"] or "root").split("."):
             _refuse(text)
-        return super().__new__(cls, text)
-
-    @property
-    def module(self) -> str:
-        """The module path; empty for the root module."""
-        return self._split()[0]
-
-    @property
-    def io(self) -> str:
-        """The io, without selector: `input`, `output`, `weights`, ..."""
-        return self._split()[1].partition("[")[0]
-
-    @property
-    def selector(self) -> tuple[int | str, ...]:
-        """The keys that lead to one tensor of a nested value, outermost first."""
-        keys = _SELECTOR.findall(self._split()[1])
-        return tuple(int(key) if key.lstrip("-").isdecimal() else key for key in keys)
+        point = super().__new__(cls, text)
+        point.module, point.io = match["module"] or "", match["io"]
+        keys = _KEY.findall(match["selector"])
+        point.selector = tuple(int(key) if _NUMBER.fullmatch(key) else key for key in keys)
+        return point
 
     @classmethod
-    def join(cls, module: str, io: str) -> Self:
+    def at(cls, module: str, io: str) -> Self:
         """Make the point of `io` (with its selector, if any) at `module`."""
         return cls(f"{module}.{io}" if module else io)
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (str(self),)
-
-    def __repr__(self) -> str:
-        return str.__repr__(self)
-
-    def __str__(self) -> str:
-        return str.__str__(self)
-
-    def _split(self) -> tuple[str, str]:
-        head, bracket, tail = self.partition("[")
-        module, _, io = head.rpartition(".")
-        return module, io + bracket + tail
 
 
 def _refuse(text: str) -> NoReturn:

@@ -71,7 +71,13 @@ class SequenceFacts:
     """
 
     def __init__(
-        self, batch: int, length: int, past: int, mask: Tensor | None, position_ids: Tensor | None, prompts: Prompts
+        self,
+        batch: int,
+        length: int,
+        past: int,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+        prompts: Prompts,
     ) -> None:
         self.batch = batch
         self.length = length
@@ -167,7 +173,7 @@ def take_positions(positions: Positions, point: HookPoint, value: Tensor, call: 
         return None
     if (counts != counts[0]).any():
         raise PositionError(
-            f"the rows of point {str(point)!r} have different numbers of tokens at positions {positions!r}: "
+            f"the rows of point {point!r} have different numbers of tokens at positions {positions!r}: "
             f"{counts.tolist()}; capture without positions and choose per row"
         )
     columns = chosen.nonzero()[:, 1].view(chosen.shape[0], *(1 for _ in range(value.dim() - 3)), -1, 1)
@@ -178,12 +184,12 @@ def _chosen_tokens(positions: Positions, point: HookPoint, value: Tensor, call: 
     known = call.key_positions if point.io in _KEY_IOS else call.positions
     if known is None:
         raise PositionError(
-            f"positions {positions!r} cannot be found at point {str(point)!r}: the forward pass did not begin with "
+            f"positions {positions!r} cannot be found at point {point!r}: the forward pass did not begin with "
             f"token ids (B, S) or embeddings (B, S, D); leave positions out, or call the model as a whole"
         )
     if value.dim() < 3 or value.shape[0] != known.shape[0] or value.shape[-2] > known.shape[1]:
         raise PositionError(
-            f"positions {positions!r} do not fit point {str(point)!r}: its value has shape {tuple(value.shape)}, "
+            f"positions {positions!r} do not fit point {point!r}: its value has shape {tuple(value.shape)}, "
             f"the sequence has shape {tuple(known.shape)}"
         )
     if value.shape[-2] != known.shape[1]:

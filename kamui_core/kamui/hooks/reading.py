@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kamui.errors import CallIndexError, NotCapturedError, PointError
 from kamui.hooks.patterns import is_pattern
-from kamui.hooks.places import place
 from kamui.hooks.points import HookPoint
 
 if TYPE_CHECKING:
@@ -56,15 +55,13 @@ def read_all(scope: Scope, forward: Forward) -> dict[str, Tensor]:
 
 
 def _all_capturing(scope: Scope) -> list[tuple[Captures, Listener]]:
-    return [
-        (use.captures, listener) for use in scope.uses if use.captures is not None for listener in use.listeners
-    ]
+    return [(use.captures, listener) for use in scope.uses if use.captures is not None for listener in use.listeners]
 
 
 def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
     if is_pattern(text):
         raise PointError(f"{text!r} is a pattern; get takes one point, get_all returns everything that was captured")
-    wanted = place(scope.model, HookPoint(text))
+    wanted = scope.locator.place(HookPoint(text))
     known = _all_capturing(scope)
     found = [pair for pair in known if pair[1].place == wanted]
     if not found:
@@ -84,7 +81,7 @@ def _number_of(scope: Scope, listener: Listener | None, forward: int) -> int:
         raise CallIndexError(f"there is no forward pass {forward}: {finished} finished in this scope, numbered from 0")
     if listener is not None and index < listener.since:
         raise NotCapturedError(
-            f"point {str(listener.point)!r} was attached after forward pass {index} had finished; run the model again"
+            f"point {listener.point!r} was attached after forward pass {index} had finished; run the model again"
         )
     return index
 
@@ -117,10 +114,10 @@ def _choose(values: list[Tensor], point: str, call: int | None) -> Tensor:
     if call is None:
         if len(values) > 1:
             raise CallIndexError(
-                f"point {str(point)!r} was called {len(values)} times in this forward pass; "
+                f"point {point!r} was called {len(values)} times in this forward pass; "
                 f"say which with call=0 ... {len(values) - 1}"
             )
         return values[0]
     if not -len(values) <= call < len(values):
-        raise CallIndexError(f"there is no call {call} of point {str(point)!r}: it was called {len(values)} time(s)")
+        raise CallIndexError(f"there is no call {call} of point {point!r}: it was called {len(values)} time(s)")
     return values[call]

@@ -9,7 +9,8 @@ from torch import nn
 from kamui.errors import UnsupportedModelError
 from kamui.hooks.canonical import canonical_points
 from kamui.hooks.description import PointDescription, describe
-from kamui.hooks.places import find, map_of, unwrap
+from kamui.hooks.naming import map_of
+from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
 
 
@@ -58,7 +59,7 @@ class HookRegistry:
             UnknownPointError: The model has no such point; the message has the nearest names.
         """
         point = HookPoint(point)
-        find(unwrap(model), point)
+        Locator(unwrap(model)).find(point)
         return point
 
     @staticmethod
@@ -69,7 +70,7 @@ class HookRegistry:
             PointError: The text is no hook point.
             UnknownPointError: Nothing matches.
         """
-        places = {place: point for point, place in reversed(find(unwrap(model), pattern).items())}
+        places = {place: point for point, place in reversed(Locator(unwrap(model)).find(pattern).items())}
         return list(reversed(places.values()))
 
     @staticmethod

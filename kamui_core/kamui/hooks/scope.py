@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from kamui.errors import AttentionError, InterventionContractError
 from kamui.hooks.chain import Listener
 from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Call, Entry, ForwardPass, PassLog, activate, deactivate
-from kamui.hooks.places import Place, find
+from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
 from kamui.hooks.positions import Prompts, read_facts
 from kamui.hooks.store import Captures
@@ -70,6 +71,7 @@ class Scope:
 
     Attributes:
         model: The model, without wrappers.
+        locator: Finds points in the model.
         isolated: Whether only the context that opened it sees it.
         passes: The forward passes seen.
         uses: The interventions, in the order of use.
@@ -82,6 +84,7 @@ class Scope:
         self.isolated = isolated
         self.serial = next(_serials)
         self.is_open = False
+        self.locator = Locator(model)
         self.passes = PassLog()
         self.uses: list[Use] = []
         self._tapped: dict[nn.Module, None] = {}
@@ -123,7 +126,7 @@ class Scope:
         here = _surely(lambda: deactivate(self), errors)
         _surely(lambda: unshadow_generate(self.model, self), errors)
         for module in list(self._tapped):
-            _surely(lambda module=module: unwire(self, module), errors)
+            _surely(partial(unwire, self, module), errors)
         _surely(self.passes.abandon_all, errors)
         for use in reversed(self.uses):
             try:
@@ -164,9 +167,7 @@ class Scope:
         for listener in self.listeners():
             listener.since = 0
 
-    def _begin(
-        self, forward_pass: ForwardPass, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _begin(self, forward_pass: ForwardPass, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if forward_pass.recomputing:
             forward_pass.facts = self.passes.last_facts
             return
@@ -186,11 +187,11 @@ class Scope:
             return
         places: dict[Place, HookPoint] = {}
         for name in names:
-            for point, place in find(self.model, name).items():
+            for point, place in self.locator.find(name).items():
                 places.setdefault(place, point)
         for place, point in places.items():
             if place.io in ATTENTION_IOS and place.selector:
-                raise AttentionError(f"point {str(point)!r} is one tensor; leave the selector out")
+                raise AttentionError(f"point {point!r} is one tensor; leave the selector out")
             listener = Listener(
                 point,
                 use.label,

@@ -110,7 +110,7 @@ class ModuleTap:
             return None
         given: Arguments = (args, kwargs)
         runs = [Run(self.wirings[scope], scope, *scope.enter(module, args, kwargs)) for scope in scopes]
-        current = given
+        current: Arguments = given
         for run in runs:
             for port in run.wiring.input:
                 current = _through_input(port, run, given, current)
@@ -184,6 +184,7 @@ class TapHook:
         self._act = act
 
     def __call__(self, *arguments: Any) -> Any:
+        """Do what torch calls the hook for."""
         return self._act(*arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TapHook:
@@ -227,7 +228,7 @@ def _do_nothing(*arguments: Any) -> None:
     return None
 
 
-def _through_input(port: Port, run: Run, given: Arguments, current: Arguments) -> Arguments:
+def _through_input(port: Port, run: Run, given: Arguments, current: Arguments) -> Any:
     if not port.hears(run.entry):
         return current
     path = argument_path(run.entry.module, *current, port.selector)

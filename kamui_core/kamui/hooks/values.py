@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ def argument_path(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     elif isinstance(head, int) and -len(args) <= head < len(args):
         base = (0, head)
     else:
-        names = _parameter_names(type(module))
+        names = _parameter_names(type(module).forward)
         base = (0, names.index(head)) if head in names and names.index(str(head)) < len(args) else (1, head)
     inner = main_path(take((args, kwargs), (*base, *rest)))
     return None if inner is None else (*base, *rest, *inner)
@@ -95,7 +95,7 @@ def kind(value: object) -> str:
 
 
 def _keyword_tensors(module: nn.Module, kwargs: dict[str, Any]) -> Iterator[tuple[str, Path]]:
-    order = _parameter_names(type(module))
+    order = _parameter_names(type(module).forward)
     known = [name for name in order if name in kwargs]
     for name in [*known, *(name for name in kwargs if name not in order)]:
         path = main_path(kwargs[name])
@@ -104,9 +104,9 @@ def _keyword_tensors(module: nn.Module, kwargs: dict[str, Any]) -> Iterator[tupl
 
 
 @lru_cache(maxsize=1024)
-def _parameter_names(module_type: type[nn.Module]) -> tuple[str, ...]:
+def _parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(module_type.forward).parameters)[1:]
+        return tuple(inspect.signature(forward).parameters)[1:]
     except (TypeError, ValueError):
         return ()
 
@@ -148,7 +148,7 @@ def _nth_key(keys: list[Key], index: int) -> Key:
 
 def _with_child(value: Any, key: Key, new: object) -> Any:
     if isinstance(value, PackedSequence):
-        return value._replace(data=new)
+        return value._replace(data=new)  # type: ignore[arg-type]
     if isinstance(value, Mapping):
         changed = copy.copy(value)
         changed[key if key in value else _nth_key(list(value), int(key))] = new  # type: ignore[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import os
+import re
 import sys
 import typing
 from collections import ChainMap, abc
@@ -26,9 +27,8 @@ def hint_of(cls: type, name: str) -> tuple[str, object]:
     hint = _resolved(annotation, owner)
     if isinstance(hint, InitVar):
         hint = hint.type
-    if isinstance(annotation, InitVar):
-        annotation = annotation.type
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation), hint
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"^(?:\w+\.)*InitVar\[(.*)\]$", r"\1", text), hint
 
 
 def fits(value: object, hint: object) -> bool:
@@ -36,9 +36,7 @@ def fits(value: object, hint: object) -> bool:
 
     An int is a float, a bool is no number; a string is a path, but no sequence of strings; a list is a tuple.
     """
-    hint = getattr(
-        hint, "__supertype__", getattr(hint, "__value__", hint)
-    )  # NewType, and the `type` statement
+    hint = getattr(hint, "__supertype__", getattr(hint, "__value__", hint))  # NewType, and the `type` statement
     if hint is None or hint is NoneType:
         return value is None
     if isinstance(hint, type) and hint in _NUMBERS:

@@ -133,8 +133,7 @@ def _only(claims: tuple[Offer, ...]) -> Offer:
         return claims[0]
     packages = " and ".join(f"{claim.package} ({claim.value!r})" for claim in claims)
     raise PluginConflictError(
-        f"intervention {claims[0].name!r} is offered by {packages}; "
-        "uninstall all but one, or pass the class itself"
+        f"intervention {claims[0].name!r} is offered by {packages}; uninstall all but one, or pass the class itself"
     )
 
 
@@ -145,8 +144,7 @@ def _refuse_disabled(*claims: Offer) -> None:
     if offer.name in names or ("*" in names and not offer.is_bundled):
         packages = " and ".join(claim.package for claim in claims)
         raise PluginDisabledError(
-            f"intervention {offer.name!r} of {packages} is switched off "
-            f"by {DISABLE}={disabled!r}; change the variable"
+            f"intervention {offer.name!r} of {packages} is switched off by {DISABLE}={disabled!r}; change the variable"
         )
 
 
@@ -160,9 +158,7 @@ def _usurped(offer: Offer) -> str:
 def _points_to(offer: Offer, cls: type) -> bool:
     module, _, path = offer.value.partition("[")[0].partition(":")
     found: object = sys.modules.get(module.strip())
-    return (
-        bool(path) and reduce(lambda at, name: getattr(at, name, None), path.strip().split("."), found) is cls
-    )
+    return bool(path) and reduce(lambda at, name: getattr(at, name, None), path.strip().split("."), found) is cls
 
 
 catalogue = Catalogue()

@@ -143,9 +143,7 @@ def _validate(empty: Intervention, who: str) -> None:
         _manager.register(empty, name)
         _manager.check_pending()
     except pluggy.PluginValidationError as error:
-        raise InterventionContractError(
-            f"{who} does not fit the hooks: {' '.join(str(error).split())}"
-        ) from error
+        raise InterventionContractError(f"{who} does not fit the hooks: {' '.join(str(error).split())}") from error
     finally:
         if _manager.has_plugin(name):
             _manager.unregister(name=name)

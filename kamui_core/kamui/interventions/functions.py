@@ -25,9 +25,9 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 class FunctionIntervention(Intervention):
     """Apply a function at one or several points.
 
-    The function takes any of `value`, `point` and `call` by name, or the value as its first argument. It gets a
-    copy of the value, which it may write to. What it returns replaces the activation; where it returns `None`,
-    the copy does, if it was written to.
+    The function takes any of `value`, `point` and `call` by name, or the value as its first argument. It gets
+    a copy, which it may write to. What it returns replaces the activation; where it returns `None`, the copy
+    does, if it was written to.
 
     Attributes:
         function: The function.

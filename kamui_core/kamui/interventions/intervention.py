@@ -18,7 +18,7 @@ _parameters: WeakKeyDictionary[type, object] = WeakKeyDictionary()
 class Intervention:
     """A way to look into a model or to change what it computes, installable as a plugin.
 
-    A subclass is made a keyword-only dataclass. Its fields are the options, which are checked when it is used.
+    A subclass is made a keyword-only dataclass. Its fields are the options, which are checked at each use.
     State is set in `opened`, in `__post_init__` or is `field(init=False)`::
 
         class Scale(kamui.Intervention):
@@ -72,9 +72,7 @@ def flaw_of(cls: type[Intervention]) -> str | None:
             return _DECORATED
     if cls.__eq__ is not object.__eq__:
         owner = next(made for made in cls.__mro__ if "__eq__" in vars(made))
-        return (
-            f"inherits __eq__ from {owner.__name__!r}; interventions are compared by identity, leave it out"
-        )
+        return f"inherits __eq__ from {owner.__name__!r}; interventions are compared by identity, leave it out"
     return None
 
 

@@ -57,8 +57,7 @@ def build(cls: type[Intervention], options: Mapping[str, Any], label: str) -> In
     for name, value in options.items():
         if not fits(value, known[name].hint):
             raise OptionError(
-                f"option {name!r} of intervention {label!r} takes {known[name].annotation}, "
-                f"not {_shown(value)}"
+                f"option {name!r} of intervention {label!r} takes {known[name].annotation}, not {_shown(value)}"
             )
     try:
         instance = cls(**{name: adapted(value, known[name].hint) for name, value in options.items()})

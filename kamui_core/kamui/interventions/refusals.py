@@ -28,6 +28,7 @@ from kamui.interventions.hookspecs import PROJECT
 from kamui.interventions.intervention import Intervention, flaw_of
 
 Hooks = Mapping[str, frozenset[str]]
+_STARS: Mapping[object, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ def check_class(cls: type[Intervention], who: str, hooks: Hooks) -> None:
     flaw = (
         flaw_of(cls)
         or _version_flaw(cls.requires_kamui)
-        or next(
-            (found for each in fields(cls) if (found := _option_flaw(each.name, each.default, hooks))), None
-        )
+        or next((found for each in fields(cls) if (found := _option_flaw(each.name, each.default, hooks))), None)
         or next((found for hook in hooks if (found := _decorator_flaw(cls, hook))), None)
     )
     if flaw:
@@ -83,9 +82,7 @@ def check_implementations(implementations: Sequence[Implementation], who: str, h
     hook, count = Counter(each.hook for each in implementations).most_common(1)[0]
     if count > 1:
         methods = _listed(each.method for each in implementations if each.hook == hook)
-        raise InterventionContractError(
-            f"{who} implements the hook {hook!r} {count} times; keep one of {methods}"
-        )
+        raise InterventionContractError(f"{who} implements the hook {hook!r} {count} times; keep one of {methods}")
 
 
 def _version_flaw(required: str | None) -> str | None:
@@ -94,18 +91,14 @@ def _version_flaw(required: str | None) -> str | None:
     try:
         specifiers = SpecifierSet(required)
     except InvalidSpecifier:
-        return (
-            f"has requires_kamui = {required!r}, which is no version specifier; write one such as '>=0.1,<1'"
-        )
+        return f"has requires_kamui = {required!r}, which is no version specifier; write one such as '>=0.1,<1'"
     try:
         installed = version(CORE)
     except PackageNotFoundError:
         return f"requires kamui {required}, and the version of kamui is unknown; install {CORE!r} with pip"
     if specifiers.contains(installed, prereleases=True):
         return None
-    return (
-        f"requires kamui {required}, but kamui {installed} is installed; install versions that fit each other"
-    )
+    return f"requires kamui {required}, but kamui {installed} is installed; install versions that fit each other"
 
 
 def _option_flaw(name: str, default: object, hooks: Hooks) -> str | None:
@@ -138,17 +131,15 @@ def _method_flaw(each: Implementation, hooks: Hooks) -> str | None:
         if each.options.get("optionalhook"):
             return None
         close = did_you_mean(each.hook, hooks)
-        return (
-            f"is marked @kamui.hookimpl, but no hook is called {each.hook!r}{close} (hooks: {_listed(hooks)})"
-        )
+        return f"is marked @kamui.hookimpl, but no hook is called {each.hook!r}{close} (hooks: {_listed(hooks)})"
     return _signature_flaw(each, hooks) or _kind_flaw(each)
 
 
 def _signature_flaw(each: Implementation, hooks: Hooks) -> str | None:
     gives = f"takes {{}}; the hook {each.hook!r} gives, by name, {_listed(hooks[each.hook])}"
     for name, parameter in signature(each.function).parameters.items():
-        if parameter.kind is Parameter.VAR_KEYWORD or parameter.kind is Parameter.VAR_POSITIONAL:
-            return gives.format(f"{str(parameter)!r}")
+        if stars := _STARS.get(parameter.kind):
+            return gives.format(f"'{stars}{name}'")
         if parameter.kind is Parameter.POSITIONAL_ONLY:
             return gives.format(f"{name!r} by position only")
         if name not in hooks[each.hook] and parameter.default is Parameter.empty:

@@ -92,9 +92,7 @@ class ModelConfig:
 def _read_section(file: Path) -> strict_yaml.Section:
     document = strict_yaml.load_file(file)
     if not isinstance(document, strict_yaml.Section) or "model" not in document:
-        found = (
-            ", ".join(map(repr, document)) if isinstance(document, strict_yaml.Section) else repr(document)
-        )
+        found = ", ".join(map(repr, document)) if isinstance(document, strict_yaml.Section) else repr(document)
         raise ConfigError(f"{file}:1: no section 'model'; found {found}")
     section = document["model"]
     if not isinstance(section, strict_yaml.Section):

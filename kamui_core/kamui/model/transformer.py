@@ -123,8 +123,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """Take the residual stream (B, S, D) one layer further; returns (B, S, D)."""
         x = x + self.attn(self.ln1(x), cache)  # (B, S, D)
-        x = x + self.ffn(self.ln2(x))  # (B, S, D)
-        return x  # noqa: RET504
+        return x + self.ffn(self.ln2(x))  # (B, S, D)
 
 
 class Transformer(nn.Module):
@@ -242,9 +241,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
 
-def _choose(
-    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
-) -> Tensor:
+def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)  # (B, 1)
     if top_k is not None:

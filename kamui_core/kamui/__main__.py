@@ -1,0 +1,5 @@
+"""`python -m kamui`."""
+
+from kamui.cli import main
+
+main()
