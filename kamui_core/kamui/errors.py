@@ -10,11 +10,14 @@ Each error is a `KamuiError`, and also the built-in type that a user would catch
     ├── NotCapturedError (KeyError)            `get` on something that was not captured
     │   └── CallIndexError (IndexError)        a forward pass or call that there was not
     ├── PositionError (IndexError)             token positions that cannot be known, or do not fit
+    ├── HeadError (IndexError)                 attention heads that a value does not have
     ├── ValueStructureError (TypeError)        a selector or an edit that does not fit a nested value
     ├── ReplacementError (ValueError)          a replacement of another type, shape, dtype or device
     ├── InPlaceEditError (RuntimeError)        a callback that wrote to the live activation
     ├── AttentionError (RuntimeError)          attention internals that this computation does not form
     ├── StrictError (RuntimeError)             what a strict scope found at its end
+    ├── SweepError (ValueError)                a sweep whose inputs or metric leave nothing to compare
+    ├── MissingExtraError (ImportError)        an optional package that is not installed
     ├── ScopeError (RuntimeError)              a scope used outside its block, or entered twice
     │   ├── NoOpenScopeError                   `kamui.use` outside any scope
     │   └── ScopeClosedError                   something that needed the scope came after its end
@@ -75,6 +78,10 @@ class PositionError(KamuiError, IndexError):
     """Token positions that cannot be known, or that do not fit the value."""
 
 
+class HeadError(KamuiError, IndexError):
+    """Attention heads that a value does not have."""
+
+
 class ValueStructureError(KamuiError, TypeError):
     """A selector or an edit that does not fit the structure of a module's value."""
 
@@ -93,6 +100,14 @@ class AttentionError(KamuiError, RuntimeError):
 
 class StrictError(KamuiError, RuntimeError):
     """What a strict scope found at its end: a point that never fired, a run that it did not see."""
+
+
+class SweepError(KamuiError, ValueError):
+    """A sweep whose inputs or metric leave nothing to compare."""
+
+
+class MissingExtraError(KamuiError, ImportError):
+    """An optional package that is not installed; the message says how to have it."""
 
 
 class ScopeError(KamuiError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from kamui.hooks.architecture import Architecture, Target
 from kamui.hooks.description import PointDescription
+from kamui.hooks.heads import head_indices
 from kamui.hooks.inspection import InstalledHook, inspect
 from kamui.hooks.manager import HookManager
 from kamui.hooks.passes import Call, suspended
@@ -10,11 +11,13 @@ from kamui.hooks.positions import Positions, take_positions, token_mask
 from kamui.hooks.registry import HookRegistry
 from kamui.hooks.report import Report
 from kamui.hooks.store import Captures
+from kamui.interventions.functions import EditFunction
 
 __all__ = [
     "Architecture",
     "Call",
     "Captures",
+    "EditFunction",
     "HookManager",
     "HookPoint",
     "HookRegistry",
@@ -23,6 +26,7 @@ __all__ = [
     "Positions",
     "Report",
     "Target",
+    "head_indices",
     "inspect",
     "suspended",
     "take_positions",

@@ -132,7 +132,7 @@ class HookManager:
         name = "cache" if replace_with is None else "patching"
         if replace_with is not None:
             options["value"] = replace_with
-        use = self._use(name, {"at": at, **options})
+        use = self._use("attach", name, {"at": at, **options})
         return tuple(listener.point for listener in use.listeners)
 
     def use(self, source: Source, /, **options: Any) -> Intervention:
@@ -147,7 +147,7 @@ class HookManager:
             PluginError: It cannot be had, or an option does not fit.
             ScopeError: The scope is not open.
         """
-        return self._use(source, options).intervention
+        return self._use("use", source, options).intervention
 
     def get(self, point: str, *, call: int | None = None, forward: Forward = -1) -> Tensor:
         """Return what was captured at a point.
@@ -182,8 +182,8 @@ class HookManager:
         """Return what fired where so far."""
         return Report.of(self._any_scope("report"))
 
-    def _use(self, source: Source, options: dict[str, Any]) -> Use:
-        scope = self._open_scope("use")
+    def _use(self, verb: str, source: Source, options: dict[str, Any]) -> Use:
+        scope = self._open_scope(verb)
         intervention, label = _instance_of(source, options)
         if any(use.intervention is intervention for use in scope.uses):
             raise ScopeError(

@@ -23,6 +23,7 @@ from kamui.hooks.positions import SequenceFacts
 if TYPE_CHECKING:
     from kamui.hooks.attention import AttentionMode
     from kamui.hooks.scope import Scope
+    from kamui.hooks.store import Kept
 
 _MODULE_FILE: Final = nn.Module.__call__.__code__.co_filename
 
@@ -62,7 +63,7 @@ class ForwardPass:
         self.recomputing = recomputing
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}
-        self.captured: dict[Any, dict[str, list[Tensor]]] = {}
+        self.captured: dict[Any, dict[str, list[Kept]]] = {}
         self.facts: SequenceFacts | None = None
 
     def enter(self, module: nn.Module) -> Entry:

@@ -18,7 +18,7 @@ from kamui.errors import AmbiguousPointWarning, UnknownPointError
 from kamui.hooks.architecture import Target
 from kamui.hooks.naming import CANONICAL_HEADS, ModelMap, is_container, map_of
 from kamui.hooks.patterns import is_pattern
-from kamui.hooks.points import FEED_FORWARD_IOS, GRADIENT_PREFIX, HookPoint
+from kamui.hooks.points import ATTENTION_IOS, FEED_FORWARD_IOS, GRADIENT_PREFIX, HookPoint
 
 _WRAPPER_SEGMENTS: Final = frozenset({"_orig_mod", "module"})
 
@@ -76,6 +76,8 @@ class Locator:
         module = self._module_at(point.module)
         if module is not None and is_container(module):
             raise _container_error(point, module)
+        if module is not None and point.io in ATTENTION_IOS and _computes_no_attention(module):
+            raise _no_attention(point, module)
         by_path = None
         if module is not None and point.io not in FEED_FORWARD_IOS:
             by_path = Place(module, point.io, point.selector, path=point.module)
@@ -151,6 +153,18 @@ def _container_error(point: HookPoint, module: nn.Module) -> UnknownPointError:
     return UnknownPointError(
         f"point {point!r} is never reached: {point.module!r} is a {type(module).__name__}, which only holds other "
         f"modules and is never called; use one of them: {children or 'it is empty'}"
+    )
+
+
+def _computes_no_attention(module: nn.Module) -> bool:
+    return not module._modules and type(module).forward.__module__.startswith("torch.nn.modules.")
+
+
+def _no_attention(point: HookPoint, module: nn.Module) -> UnknownPointError:
+    return UnknownPointError(
+        f"point {point!r} is not in this model: {point.module or 'the model'!r} is a {type(module).__name__}, which "
+        f"computes no attention, and parameters are no points; what they do is seen at "
+        f"{HookPoint.at(point.module, 'output')!r}"
     )
 
 

@@ -68,6 +68,8 @@ class HookPoint(str):
 
 
 def _refuse(text: str) -> NoReturn:
+    if "" in text.split(".")[:-1]:
+        raise PointError(f"{text!r} is no hook point: it has an empty segment; write '<module_path>.<io>'")
     last = text.rpartition(".")[2].partition("[")[0]
     ios = ", ".join(FORWARD_IOS)
     raise PointError(

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kamui.errors import NotCapturedError
+from kamui.hooks.values import is_trackable
 
 if TYPE_CHECKING:
     from kamui.hooks.passes import Call, ForwardPass
+
+
+class Kept(NamedTuple):
+    """One captured value; a live one with the number of writes to it when it was captured."""
+
+    value: Tensor
+    version: int | None
+
+    def read(self, point: str) -> Tensor:
+        """Return the value.
+
+        Raises:
+            NotCapturedError: It is live, and was written to since.
+        """
+        if self.version is not None and self.value._version != self.version:
+            raise NotCapturedError(
+                f"the value at point {point!r} is no longer what was captured: it was written to in place after "
+                f"that, as nn.ReLU(inplace=True) does; capture it with copy=True"
+            )
+        return self.value
 
 
 class Captures:
@@ -25,12 +46,34 @@ class Captures:
 
     def __init__(self, keep: Literal["all", "last"] = "all") -> None:
         self.keep = keep
-        self._passes: dict[int, dict[str, list[Tensor]]] = {}
+        self._passes: dict[int, dict[str, list[Kept]]] = {}
 
-    def add(self, point: str, value: Tensor, call: Call) -> None:
-        """Keep `value` as the next one of `point` in the pass of `call`; recomputed values are not kept."""
-        if not call.recomputing:
-            call.forward_pass.captured.setdefault(self, {}).setdefault(point, []).append(value)
+    @property
+    def forwards(self) -> tuple[int, ...]:
+        """The numbers of the forward passes that are kept, oldest first."""
+        return tuple(self._passes)
+
+    def add(self, point: str, value: Tensor, call: Call, *, live: bool = False) -> None:
+        """Keep `value` as the next one of `point` in the pass of `call`; recomputed values are not kept.
+
+        Args:
+            point: The point.
+            value: The value. What the model may still write to is copied first, or is `live`.
+            call: The call that it belongs to.
+            live: The value is the model's own tensor; reading it fails once it has been written to.
+
+        Raises:
+            NotCapturedError: It is live and was made under `torch.inference_mode`, where writes leave no trace.
+        """
+        if call.recomputing:
+            return
+        if live and not is_trackable(value):
+            raise NotCapturedError(
+                f"the live value at point {point!r} cannot be guarded: under torch.inference_mode writes to it "
+                f"leave no trace; capture it with copy=True, or run the model under torch.no_grad"
+            )
+        kept = Kept(value, value._version if live else None)
+        call.forward_pass.captured.setdefault(self, {}).setdefault(point, []).append(kept)
 
     def commit(self, forward_pass: ForwardPass, index: int) -> None:
         """Take over what `forward_pass` captured, as forward pass number `index`."""
@@ -42,7 +85,7 @@ class Captures:
         """Return the values of `point` in one forward pass, one for each call of its module.
 
         Raises:
-            NotCapturedError: That forward pass is no longer kept.
+            NotCapturedError: That forward pass is no longer kept, or a live value was written to since.
         """
         if forward not in self._passes:
             kept = ", ".join(str(index) for index in self._passes) or "none"
@@ -50,7 +93,7 @@ class Captures:
                 f"forward pass {forward} of {point!r} is not kept (kept: {kept}); "
                 f"capture with keep='all' to have every pass"
             )
-        return self._passes[forward].get(point, [])
+        return [kept.read(point) for kept in self._passes[forward].get(point, [])]
 
     def joined(self, point: str, call: int | None) -> Tensor | None:
         """Return the values of `point` over all kept passes, joined along the sequence, or None without any.
@@ -59,9 +102,9 @@ class Captures:
             NotCapturedError: The values cannot be joined.
         """
         chosen = [
-            value
+            kept.read(point)
             for values in self._every(point)
-            for index, value in enumerate(values)
+            for index, kept in enumerate(values)
             if call is None or index == call % len(values)
         ]
         if not chosen:
@@ -78,15 +121,15 @@ class Captures:
     def bytes(self) -> int:
         """Return how many bytes the kept values take."""
         return sum(
-            value.numel() * value.element_size()
+            kept.value.numel() * kept.value.element_size()
             for captured in self._passes.values()
             for values in captured.values()
-            for value in values
+            for kept in values
         )
 
     def clear(self) -> None:
         """Forget everything."""
         self._passes.clear()
 
-    def _every(self, point: str) -> list[list[Tensor]]:
+    def _every(self, point: str) -> list[list[Kept]]:
         return [captured[point] for captured in list(self._passes.values()) if point in captured]

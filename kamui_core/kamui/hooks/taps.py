@@ -97,19 +97,19 @@ class ModuleTap:
         for handle in self._handles:
             handle.remove()
 
-    def _listening(self) -> list[Scope]:
+    def _listening(self) -> list[tuple[Scope, Wiring]]:
         wirings = self.wirings
-        return [scope for scope in active_scopes() if scope in wirings]
+        return [(scope, wirings[scope]) for scope in active_scopes() if scope in wirings]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         if module is not self._module():
             return None
-        scopes = self._listening()
-        if not scopes:
+        listening = self._listening()
+        if not listening:
             self._note_foreign(module)
             return None
         given: Arguments = (args, kwargs)
-        runs = [Run(self.wirings[scope], scope, *scope.enter(module, args, kwargs)) for scope in scopes]
+        runs = [Run(wiring, scope, *scope.enter(module, args, kwargs)) for scope, wiring in listening]
         current: Arguments = given
         for run in runs:
             for port in run.wiring.input:
@@ -123,7 +123,7 @@ class ModuleTap:
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if module is not self._module():
             return None
-        runs = [run for scope in self._listening() if (run := self._run_of(scope, module)) is not None]
+        runs = [run for scope, wiring in self._listening() if (run := _run_of(scope, wiring, module)) is not None]
         for run in runs:
             run.forward_pass.take_off_modes(run.entry)
         if not runs:
@@ -149,11 +149,6 @@ class ModuleTap:
             if run.forward_pass.stack[0] is run.entry:
                 run.scope.finish(run.forward_pass, run.call(), current)
         return None if current is output else current
-
-    def _run_of(self, scope: Scope, module: nn.Module) -> Run | None:
-        forward_pass = scope.passes.current()
-        entry = None if forward_pass is None else forward_pass.entry_of(module)
-        return None if forward_pass is None or entry is None else Run(self.wirings[scope], scope, forward_pass, entry)
 
     def _note_foreign(self, module: nn.Module) -> None:
         if not is_suspended():
@@ -222,6 +217,12 @@ def unwire(scope: Scope, module: nn.Module) -> None:
         if not tap.wirings:
             tap.close()
             del _taps[module]
+
+
+def _run_of(scope: Scope, wiring: Wiring, module: nn.Module) -> Run | None:
+    forward_pass = scope.passes.current()
+    entry = None if forward_pass is None else forward_pass.entry_of(module)
+    return None if forward_pass is None or entry is None else Run(wiring, scope, forward_pass, entry)
 
 
 def _do_nothing(*arguments: Any) -> None:

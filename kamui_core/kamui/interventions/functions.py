@@ -22,6 +22,39 @@ _GIVEN = ("value", "point", "call")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
+class EditFunction:
+    """A function of an activation, as users write it, ready to be called at a point.
+
+    The function takes any of `value`, `point` and `call` by name, or the value as its first argument. It gets
+    a copy, which it may write to.
+
+    Args:
+        function: The function.
+
+    Attributes:
+        name: What messages call it.
+
+    Raises:
+        InterventionContractError: The function needs something that it is not given.
+    """
+
+    def __init__(self, function: Callable[..., Tensor | None]) -> None:
+        self.name = _name(function)
+        self._function = function
+        self._by_position, self._takes = _arguments(function)
+
+    def __call__(self, point: HookPoint, value: Tensor, call: Call) -> Tensor | None:
+        """Return what the function returns, or the copy if it wrote to that, or None for unchanged."""
+        copy = _writable(value)
+        written = copy._version
+        given = {"value": copy, "point": point, "call": call}
+        by_name = {name: given[name] for name in self._takes}
+        result = self._function(copy, **by_name) if self._by_position else self._function(**by_name)
+        if result is None and copy._version != written:
+            return copy
+        return result
+
+
 class FunctionIntervention(Intervention):
     """Apply a function at one or several points.
 
@@ -38,12 +71,11 @@ class FunctionIntervention(Intervention):
 
     function: Callable[..., Tensor | None]
     at: str | Sequence[str]
-    _takes: frozenset[str] = field(init=False, repr=False)
-    _by_position: bool = field(init=False, repr=False)
+    _edit: EditFunction = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.label = _name(self.function)
-        self._by_position, self._takes = _arguments(self.function)
+        self._edit = EditFunction(self.function)
+        self.label = self._edit.name
 
     @hookimpl
     def points(self) -> str | Sequence[str]:
@@ -53,14 +85,7 @@ class FunctionIntervention(Intervention):
     @hookimpl
     def activation(self, point: HookPoint, value: Tensor, call: Call) -> Tensor | None:
         """Call the function with a copy of the value, and tell what came of it."""
-        copy = _writable(value)
-        written = copy._version
-        given = {"value": copy, "point": point, "call": call}
-        by_name = {name: given[name] for name in self._takes}
-        result = self.function(copy, **by_name) if self._by_position else self.function(**by_name)
-        if result is None and copy._version != written:
-            return copy
-        return result
+        return self._edit(point, value, call)
 
 
 def _writable(value: Tensor) -> Tensor:
