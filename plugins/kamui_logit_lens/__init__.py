@@ -1,0 +1,7 @@
+"""The logit lens: what the model would say if it stopped after each layer."""
+
+from __future__ import annotations
+
+from kamui_logit_lens.lens import LogitLens, Top
+
+__all__ = ["LogitLens", "Top"]

@@ -83,7 +83,7 @@ def difference_of_means(
     sides = [list(_calls(inputs, side)) for side, inputs in (("positive", positive), ("negative", negative))]
     with suspended(), torch.inference_mode(mode=False), torch.no_grad():
         towards, away = (_means(model, points, calls, over) for calls in sides)
-    return {str(point): towards[point] - away[point] for point in points}
+        return {str(point): towards[point] - away[point] for point in points}
 
 
 def _means(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from kamui import HookManager, HookPoint, Intervention, hookimpl
-from kamui.errors import OptionError, ReplacementError, ScopeClosedError, UnsupportedModelError
+from kamui.errors import KamuiError, OptionError, ReplacementError, ScopeClosedError, UnsupportedModelError
 from kamui.hooks import Call, HookRegistry, Positions, token_mask
 from kamui_steering.fitting import Inputs, difference_of_means
 from kamui_steering.vector_files import read_vectors, write_vectors
@@ -35,8 +35,8 @@ class Steering(Intervention):
 
     Attributes:
         alpha: The factor; it may be changed between forward passes.
-        vector: The vector (D,), or one for each point by its name, or a safetensors file that holds either: one
-            tensor, one called `"vector"`, or tensors named by their points. Not needed before `fit`.
+        vector: The vector (D,), or one for each point by its name, or a safetensors file that holds either: a
+            tensor called `"vector"`, only one tensor, or tensors named by their points. Not needed before `fit`.
         at: The point or points, patterns included. Where it is left out: the points that the vectors are named
             by, else the output of the middle block, `blocks.{n_layers // 2}.output`.
         positions: The token positions to steer; everything where it is left out.
@@ -45,14 +45,14 @@ class Steering(Intervention):
     al. 2023, "Steering Llama 2 via Contrastive Activation Addition" for the difference of means.
     """
 
+    replaces: ClassVar[bool] = True
+
     alpha: float = 1.0
     vector: Tensor | Mapping[str, Tensor] | str | Path | None = None
     at: str | Sequence[str] | None = None
     positions: Positions = None
     _scope: HookManager | None = field(init=False, repr=False, default=None)
     _points: tuple[HookPoint, ...] = field(init=False, repr=False, default=())
-
-    replaces = True
 
     @hookimpl
     def opened(self, scope: HookManager) -> None:
@@ -62,12 +62,20 @@ class Steering(Intervention):
     @hookimpl
     def points(self, model: nn.Module) -> Sequence[HookPoint]:
         """Return the points to steer, and refuse vectors that do not fit them."""
-        names = self._names(model)
-        found = (point for name in names for point in HookRegistry.resolve(model, name))
-        self._points = tuple(dict.fromkeys(found))
-        if self.vector is not None:
+        given = self.vector
+        file = str(given) if isinstance(given, str | Path) else None
+        try:
+            found = (point for name in self._names(model) for point in HookRegistry.resolve(model, name))
+            self._points = tuple(dict.fromkeys(found))
+        except KamuiError as error:
+            if file is not None and self.at is None:
+                error.add_note(f"the points are those that the vectors in {file!r} are named by; give at= to choose")
+            raise
+        if not self._points:
+            raise OptionError(f"intervention {self.label!r} has nothing to steer with at={self.at!r}; name a point")
+        if given is not None:
             for point in self._points:
-                self._vector_at(point)
+                self._vector_at(point, file)
         return self._points
 
     @hookimpl
@@ -147,18 +155,19 @@ class Steering(Intervention):
 
     def _loaded(self) -> Tensor | Mapping[str, Tensor] | None:
         if isinstance(self.vector, str | Path):
-            self.vector = read_vectors(Path(self.vector), self.label)
+            self.vector = read_vectors(Path(self.vector), self.label, by_point=self.at is None)
         return self.vector
 
-    def _vector_at(self, point: HookPoint) -> Tensor:
+    def _vector_at(self, point: HookPoint, file: str | None = None) -> Tensor:
         vector = self._loaded()
         if vector is None:
             raise OptionError(f"intervention {self.label!r} has no vector; {_REMEDY}")
         if isinstance(vector, Mapping):
             if point not in vector:
                 raise OptionError(
-                    f"intervention {self.label!r} has no vector for point {str(point)!r}; it has vectors for "
-                    f"{', '.join(map(repr, vector)) or 'nothing'}; give at= or name the vectors accordingly"
+                    f"intervention {self.label!r} has no vector for point {str(point)!r}"
+                    f"{f' in {file!r}' if file else ''}; there are vectors for "
+                    f"{', '.join(map(repr, vector)) or 'nothing'}; name them by the points that at= asks for"
                 )
             vector = vector[point]
         if not isinstance(vector, Tensor) or vector.dim() != 1:

@@ -16,8 +16,13 @@ from kamui.hooks import HookPoint
 KEY: Final = "vector"
 
 
-def read_vectors(path: Path, label: str) -> Tensor | Mapping[str, Tensor]:
-    """Return the only tensor of a file, else the one called `"vector"`, else all of them by their points.
+def read_vectors(path: Path, label: str, *, by_point: bool) -> Tensor | Mapping[str, Tensor]:
+    """Return the tensor called `"vector"` or the only one of a file, else all of them by their points.
+
+    Args:
+        path: The file.
+        label: The intervention's name, for messages.
+        by_point: Whether the name of the only tensor, if it is a point, says where it belongs.
 
     Raises:
         OptionError: There is no such file, or it does not hold vectors.
@@ -25,14 +30,17 @@ def read_vectors(path: Path, label: str) -> Tensor | Mapping[str, Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        reason = "there is no such file" if not path.exists() else "it is no safetensors file that can be read"
+        reason = "it is no safetensors file that can be read" if path.is_file() else "there is no such file"
         raise OptionError(
-            f"intervention {label!r} cannot read its vector from {str(path)!r}: {reason}; "
-            f"write one with its method save, or with safetensors.torch.save_file({{{KEY!r}: vector}}, path)"
+            f"intervention {label!r} cannot read its vector from {str(path)!r}: {reason}; write one with its method "
+            f"'save', or with safetensors.torch.save_file({{{KEY!r}: vector}}, path)"
         ) from error
-    if KEY in tensors or len(tensors) == 1:
-        return tensors.get(KEY, *tensors.values()) if len(tensors) == 1 else tensors[KEY]
-    if not tensors or not all(map(_is_point, tensors)):
+    if KEY in tensors:
+        return tensors[KEY]
+    are_points = bool(tensors) and all(map(_is_point, tensors))
+    if len(tensors) == 1 and not (are_points and by_point):
+        return next(iter(tensors.values()))
+    if not are_points:
         raise OptionError(
             f"intervention {label!r} cannot tell its vector in {str(path)!r}, which holds "
             f"{', '.join(map(repr, tensors)) or 'nothing'}; expected one tensor, one called {KEY!r}, or tensors "

@@ -353,3 +353,12 @@ def test_a_version_requirement_is_checked(install: Any) -> None:
         "intervention class 'Wrong' has requires_kamui = '0.1 or so', which is no version specifier; "
         "write one such as '>=0.1,<1'"
     )
+
+
+def test_a_version_requirement_needs_a_known_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    cls = type("Unsure", (Plain,), {"requires_kamui": ">=0.1"})
+    assert refused(cls) == (
+        "intervention class 'Unsure' requires kamui >=0.1, and the version of kamui is unknown; "
+        "install 'kamui-core' with pip"
+    )

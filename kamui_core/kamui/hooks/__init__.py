@@ -1,11 +1,12 @@
 """Point naming and hook lifecycle: the minimal core."""
 
 from kamui.hooks.architecture import Architecture, Target
+from kamui.hooks.call import Call
+from kamui.hooks.context import suspended
 from kamui.hooks.description import PointDescription
 from kamui.hooks.heads import head_indices
 from kamui.hooks.inspection import InstalledHook, inspect
 from kamui.hooks.manager import HookManager
-from kamui.hooks.passes import Call, suspended
 from kamui.hooks.points import HookPoint
 from kamui.hooks.positions import Positions, take_positions, token_mask
 from kamui.hooks.registry import HookRegistry

@@ -21,8 +21,8 @@ from kamui.hooks.chain import fold
 from kamui.hooks.kernel import AttentionInputs
 
 if TYPE_CHECKING:
-    from kamui.hooks.passes import Call
-    from kamui.hooks.taps import Port
+    from kamui.hooks.call import Call
+    from kamui.hooks.ports import Port
 
 Line = tuple["Port", "Call"]
 

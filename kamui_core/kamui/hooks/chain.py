@@ -12,7 +12,7 @@ from kamui.errors import InPlaceEditError, ReplacementError
 from kamui.hooks.values import is_trackable, kind
 
 if TYPE_CHECKING:
-    from kamui.hooks.passes import Call
+    from kamui.hooks.call import Call
     from kamui.hooks.places import Place
     from kamui.hooks.points import HookPoint
 

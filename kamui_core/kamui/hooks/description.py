@@ -17,12 +17,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from kamui.hooks.attention import AttentionMode
+from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
+from kamui.hooks.context import suspended
 from kamui.hooks.naming import is_container, map_of
-from kamui.hooks.passes import Call, ForwardPass, suspended
+from kamui.hooks.passes import ForwardPass
 from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
-from kamui.hooks.taps import Port
+from kamui.hooks.ports import Port
 from kamui.hooks.values import argument_path, main_path, take
 
 Found = dict[tuple[nn.Module, str], Tensor]

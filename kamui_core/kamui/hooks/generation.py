@@ -18,7 +18,7 @@ from torch import nn
 from kamui.errors import ScopeError
 
 if TYPE_CHECKING:
-    from kamui.hooks.positions import Prompts
+    from kamui.hooks.sequence import Prompts
 
 _ABSENT: Final = object()
 

@@ -23,7 +23,7 @@ from kamui.errors import (
     UnsupportedModelError,
 )
 from kamui.hooks.architecture import Architecture
-from kamui.hooks.passes import active_scopes
+from kamui.hooks.context import active_scopes
 from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
 from kamui.hooks.reading import Forward, read, read_all
@@ -220,7 +220,8 @@ def use(name: Source, /, **options: Any) -> Intervention:
             f"kamui.use({name!r}) needs an open scope; write 'with HookManager(model) as hooks:' and, inside it, "
             f"'kamui.use({name!r}, ...)'"
         )
-    return scopes[-1].manager.use(name, **options)
+    innermost: HookManager = scopes[-1].manager
+    return innermost.use(name, **options)
 
 
 def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention, str]:

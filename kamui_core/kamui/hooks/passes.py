@@ -8,28 +8,23 @@ which call of a module within the pass a value belongs to. A pass that ends in a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kamui.hooks.positions import SequenceFacts
-
-if TYPE_CHECKING:
-    from kamui.hooks.attention import AttentionMode
-    from kamui.hooks.scope import Scope
-    from kamui.hooks.store import Kept
+from kamui.hooks.sequence import SequenceFacts
 
 _MODULE_FILE: Final = nn.Module.__call__.__code__.co_filename
 
-_open_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("kamui_open_scopes", default=())
-_suspended: ContextVar[bool] = ContextVar("kamui_suspended", default=False)
-_shared_scopes: tuple[Scope, ...] = ()
+
+class Removable(Protocol):
+    """Something that a call has put on the thread, to be taken off at its end."""
+
+    def remove(self) -> None:
+        """Take it off."""
 
 
 class Entry:
@@ -38,7 +33,7 @@ class Entry:
     __slots__ = ("exception", "frame", "index", "mode", "module")
 
     frame: FrameType | None
-    mode: AttentionMode | None
+    mode: Removable | None
 
     def __init__(self, module: nn.Module, index: int) -> None:
         self.module = module
@@ -63,7 +58,7 @@ class ForwardPass:
         self.recomputing = recomputing
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}
-        self.captured: dict[Any, dict[str, list[Kept]]] = {}
+        self.captured: dict[Any, Any] = {}
         self.facts: SequenceFacts | None = None
 
     def enter(self, module: nn.Module) -> Entry:
@@ -106,61 +101,6 @@ class ForwardPass:
             if entry.mode is not None:
                 entry.mode.remove()
         self.stack.clear()
-
-
-class Call:
-    """What a callback may know about the call that it is part of.
-
-    Attributes:
-        forward: Which forward pass of the scope this is, from 0.
-        index: Which call of this module in the pass this is, from 0.
-        module: The module.
-        original: The value as the module gave it, before any intervention.
-        recomputing: True while autograd runs the module again, as activation checkpointing does.
-    """
-
-    __slots__ = ("forward_pass", "index", "module", "original")
-
-    def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int, original: Tensor | None) -> None:
-        self.forward_pass = forward_pass
-        self.module = module
-        self.index = index
-        self.original = original
-
-    def with_original(self, original: Tensor) -> Call:
-        """Return the same call for another value of its module."""
-        return Call(self.forward_pass, self.module, self.index, original)
-
-    @property
-    def forward(self) -> int:
-        """Which forward pass of the scope this is, from 0."""
-        return self.forward_pass.index
-
-    @property
-    def recomputing(self) -> bool:
-        """True while autograd runs the module again, as activation checkpointing does."""
-        return self.forward_pass.recomputing
-
-    @property
-    def positions(self) -> Tensor | None:
-        """The position of each token of this call among the real tokens of its row, (B, S); -1 for padding.
-
-        None where the pass has no sequence that could be counted.
-        """
-        facts = self.forward_pass.facts
-        return None if facts is None else facts.positions()
-
-    @property
-    def key_positions(self) -> Tensor | None:
-        """The same for the keys, cached ones included, (B, Sk)."""
-        facts = self.forward_pass.facts
-        return None if facts is None else facts.key_positions()
-
-    @property
-    def prompt_lengths(self) -> Tensor | None:
-        """How many real tokens each row's prompt has, (B,), or None where that cannot be known."""
-        facts = self.forward_pass.facts
-        return None if facts is None else facts.prompt_lengths()
 
 
 class PassLog:
@@ -231,53 +171,3 @@ def _frame_of_call() -> FrameType | None:
 def autograd_runs() -> bool:
     """Tell whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1
-
-
-def active_scopes() -> tuple[Scope, ...]:
-    """Return the scopes that are open in this context, outer before inner."""
-    own = _open_scopes.get()
-    if _shared_scopes and not _suspended.get():
-        return tuple(sorted({*own, *_shared_scopes}, key=lambda scope: scope.serial))
-    return own
-
-
-def is_suspended() -> bool:
-    """Tell whether this context runs models as if no scope were open."""
-    return _suspended.get()
-
-
-def activate(scope: Scope) -> None:
-    """Make `scope` the innermost one of this context, or one of every context when it is shared."""
-    global _shared_scopes
-    if scope.isolated:
-        _open_scopes.set((*(other for other in _open_scopes.get() if other.is_open), scope))
-    else:
-        _shared_scopes = (*_shared_scopes, scope)
-
-
-def deactivate(scope: Scope) -> bool:
-    """Take `scope` out of this context; return False where it was opened in another one."""
-    global _shared_scopes
-    if not scope.isolated:
-        _shared_scopes = tuple(other for other in _shared_scopes if other is not scope)
-        return True
-    scopes = _open_scopes.get()
-    _open_scopes.set(tuple(other for other in scopes if other is not scope))
-    return scope in scopes
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Run what is inside as if no scope were open in this context.
-
-    For an intervention that has to run the model itself: its own scope neither acts nor captures meanwhile.
-    A scope opened inside works as usual.
-    """
-    scopes, was_suspended = _open_scopes.get(), _suspended.get()
-    _open_scopes.set(())
-    _suspended.set(True)
-    try:
-        yield
-    finally:
-        _open_scopes.set(scopes)
-        _suspended.set(was_suspended)

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import nn
 
 from kamui.errors import AttentionError, InterventionContractError
+from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
+from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
-from kamui.hooks.passes import Call, Entry, ForwardPass, PassLog, activate, deactivate
+from kamui.hooks.passes import Entry, ForwardPass, PassLog
 from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
-from kamui.hooks.positions import Prompts, read_facts
+from kamui.hooks.sequence import Prompts, read_facts
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
 from kamui.hooks.values import argument_path, take
 from kamui.interventions.contract import Callback, contract_of
 
 if TYPE_CHECKING:
-    from kamui.hooks.manager import HookManager
     from kamui.interventions.intervention import Intervention
 
 _serials: Final = itertools.count()
@@ -77,7 +78,7 @@ class Scope:
         uses: The interventions, in the order of use.
     """
 
-    def __init__(self, manager: HookManager, model: nn.Module, *, strict: bool, isolated: bool) -> None:
+    def __init__(self, manager: object, model: nn.Module, *, strict: bool, isolated: bool) -> None:
         self.manager = manager
         self.model = model
         self.strict = strict

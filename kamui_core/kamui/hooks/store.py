@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kamui.errors import NotCapturedError
-from kamui.hooks.values import is_trackable
 
 if TYPE_CHECKING:
-    from kamui.hooks.passes import Call, ForwardPass
+    from kamui.hooks.call import Call
+    from kamui.hooks.passes import ForwardPass
 
 
 class Kept(NamedTuple):
@@ -67,7 +67,7 @@ class Captures:
         """
         if call.recomputing:
             return
-        if live and not is_trackable(value):
+        if live and value.is_inference():
             raise NotCapturedError(
                 f"the live value at point {point!r} cannot be guarded: under torch.inference_mode writes to it "
                 f"leave no trace; capture it with copy=True, or run the model under torch.no_grad"

@@ -10,75 +10,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
 from kamui.errors import ScopeError, ValueStructureError
 from kamui.hooks.attention import AttentionMode
-from kamui.hooks.chain import Listener, fold
-from kamui.hooks.passes import Call, Entry, ForwardPass, active_scopes, is_suspended
+from kamui.hooks.chain import fold
+from kamui.hooks.context import active_scopes, is_suspended
+from kamui.hooks.ports import Port, Run, TapOwner, Wiring
 from kamui.hooks.values import Path, argument_path, kind, main_path, put, take
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from kamui.hooks.scope import Scope
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class Port:
-    """One tensor of one side of a module, and who listens to it.
-
-    Args:
-        io: The side, or the quantity inside attention.
-        selector: Which tensor of a nested value; empty for the main one.
-        only_call: The one call of the module in a pass that is meant, if not every one.
-    """
-
-    __slots__ = ("io", "listeners", "only_call", "selector")
-
-    def __init__(self, io: str, selector: Path, only_call: int | None) -> None:
-        self.io = io
-        self.selector = selector
-        self.only_call = only_call
-        self.listeners: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> None:
-        """Listen, after those of the same priority that listen already."""
-        self.listeners = tuple(sorted((*self.listeners, listener), key=lambda one: one.priority))
-
-    def remove(self, listener: Listener) -> None:
-        """Stop listening."""
-        self.listeners = tuple(one for one in self.listeners if one is not listener)
-
-    def hears(self, entry: Entry) -> bool:
-        """Tell whether this call of the module is meant."""
-        return self.only_call is None or self.only_call == entry.index
-
-
-class Wiring:
-    """What one scope listens to on one module."""
-
-    __slots__ = ("attention", "input", "output")
-
-    def __init__(self) -> None:
-        self.input: tuple[Port, ...] = ()
-        self.output: tuple[Port, ...] = ()
-        self.attention: tuple[Port, ...] = ()
-
-    def port(self, io: str, selector: Path, only_call: int | None) -> Port:
-        """Return the port for one tensor, making it if it is missing."""
-        side = io if io in ("input", "output") else "attention"
-        ports: tuple[Port, ...] = getattr(self, side)
-        for port in ports:
-            if (port.io, port.selector, port.only_call) == (io, selector, only_call):
-                return port
-        port = Port(io, selector, only_call)
-        setattr(self, side, (*ports, port))
-        return port
 
 
 class ModuleTap:
@@ -86,7 +33,7 @@ class ModuleTap:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
-        self.wirings: dict[Scope, Wiring] = {}
+        self.wirings: dict[object, Wiring] = {}
         self._handles: tuple[RemovableHandle, ...] = (
             module.register_forward_pre_hook(TapHook(self._before), with_kwargs=True),
             module.register_forward_hook(TapHook(self._after), prepend=True, always_call=True),
@@ -97,9 +44,9 @@ class ModuleTap:
         for handle in self._handles:
             handle.remove()
 
-    def _listening(self) -> list[tuple[Scope, Wiring]]:
+    def _listening(self) -> list[Wiring]:
         wirings = self.wirings
-        return [(scope, wirings[scope]) for scope in active_scopes() if scope in wirings]
+        return [wirings[scope] for scope in active_scopes() if scope in wirings]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         if module is not self._module():
@@ -109,7 +56,7 @@ class ModuleTap:
             self._note_foreign(module)
             return None
         given: Arguments = (args, kwargs)
-        runs = [Run(wiring, scope, *scope.enter(module, args, kwargs)) for scope, wiring in listening]
+        runs = [Run(wiring, *wiring.scope.enter(module, args, kwargs)) for wiring in listening]
         current: Arguments = given
         for run in runs:
             for port in run.wiring.input:
@@ -123,7 +70,7 @@ class ModuleTap:
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if module is not self._module():
             return None
-        runs = [run for scope, wiring in self._listening() if (run := _run_of(scope, wiring, module)) is not None]
+        runs = [run for wiring in self._listening() if (run := _run_of(wiring, module)) is not None]
         for run in runs:
             run.forward_pass.take_off_modes(run.entry)
         if not runs:
@@ -138,7 +85,7 @@ class ModuleTap:
             for run in runs:
                 run.forward_pass.leave(run.entry)
                 if failing:
-                    run.scope.passes.drop_if_ended(run.forward_pass)
+                    run.wiring.scope.passes.drop_if_ended(run.forward_pass)
 
     def _through_outputs(self, runs: Sequence[Run], output: Any) -> Any:
         current = output
@@ -147,27 +94,14 @@ class ModuleTap:
                 current = _through_output(port, run, output, current)
         for run in runs:
             if run.forward_pass.stack[0] is run.entry:
-                run.scope.finish(run.forward_pass, run.call(), current)
+                run.wiring.scope.finish(run.forward_pass, run.call(), current)
         return None if current is output else current
 
     def _note_foreign(self, module: nn.Module) -> None:
         if not is_suspended():
-            for scope in self.wirings:
-                if scope.model is module:
-                    scope.passes.foreign += 1
-
-
-class Run(NamedTuple):
-    """One running call of a tapped module, as one scope sees it."""
-
-    wiring: Wiring
-    scope: Scope
-    forward_pass: ForwardPass
-    entry: Entry
-
-    def call(self, original: Tensor | None = None) -> Call:
-        """Make what callbacks may know about this call."""
-        return Call(self.forward_pass, self.entry.module, self.entry.index, original)
+            for wiring in self.wirings.values():
+                if wiring.scope.model is module:
+                    wiring.scope.passes.foreign += 1
 
 
 class TapHook:
@@ -196,18 +130,18 @@ _taps: WeakKeyDictionary[nn.Module, ModuleTap] = WeakKeyDictionary()
 _lock = threading.RLock()
 
 
-def wire(scope: Scope, module: nn.Module) -> Wiring:
+def wire(scope: TapOwner, module: nn.Module) -> Wiring:
     """Return the wiring of `scope` on `module`; the torch hooks come with the first one."""
     with _lock:
         tap = _taps.get(module)
         if tap is None:
             tap = _taps[module] = ModuleTap(module)
         if scope not in tap.wirings:
-            tap.wirings = {**tap.wirings, scope: Wiring()}
+            tap.wirings = {**tap.wirings, scope: Wiring(scope)}
         return tap.wirings[scope]
 
 
-def unwire(scope: Scope, module: nn.Module) -> None:
+def unwire(scope: TapOwner, module: nn.Module) -> None:
     """Take `scope` off `module`; the torch hooks go with the last one."""
     with _lock:
         tap = _taps.get(module)
@@ -219,10 +153,10 @@ def unwire(scope: Scope, module: nn.Module) -> None:
             del _taps[module]
 
 
-def _run_of(scope: Scope, wiring: Wiring, module: nn.Module) -> Run | None:
-    forward_pass = scope.passes.current()
+def _run_of(wiring: Wiring, module: nn.Module) -> Run | None:
+    forward_pass = wiring.scope.passes.current()
     entry = None if forward_pass is None else forward_pass.entry_of(module)
-    return None if forward_pass is None or entry is None else Run(wiring, scope, forward_pass, entry)
+    return None if forward_pass is None or entry is None else Run(wiring, forward_pass, entry)
 
 
 def _do_nothing(*arguments: Any) -> None:

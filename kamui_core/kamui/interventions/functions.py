@@ -15,7 +15,7 @@ from kamui.interventions.intervention import Intervention
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kamui.hooks.passes import Call
+    from kamui.hooks.call import Call
     from kamui.hooks.points import HookPoint
 
 _GIVEN = ("value", "point", "call")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kamui.hooks.manager import HookManager
-    from kamui.hooks.passes import Call
+    from kamui.hooks.call import Call
     from kamui.hooks.points import HookPoint
 
 PROJECT = "kamui"

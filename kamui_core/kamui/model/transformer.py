@@ -123,7 +123,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """Take the residual stream (B, S, D) one layer further; returns (B, S, D)."""
         x = x + self.attn(self.ln1(x), cache)  # (B, S, D)
-        return x + self.ffn(self.ln2(x))  # (B, S, D)
+        y: Tensor = x + self.ffn(self.ln2(x))  # (B, S, D)
+        return y
 
 
 class Transformer(nn.Module):

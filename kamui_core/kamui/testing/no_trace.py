@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from kamui.hooks.passes import active_scopes, suspended
+from kamui.hooks.context import active_scopes, suspended
 
 Result = TypeVar("Result")
 Action = Callable[[nn.Module], Any]

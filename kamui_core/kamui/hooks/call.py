@@ -1,0 +1,65 @@
+"""Calls: what a callback may know about the call of a module that it is part of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from kamui.hooks.passes import ForwardPass
+
+
+class Call:
+    """What a callback may know about the call that it is part of.
+
+    Attributes:
+        forward: Which forward pass of the scope this is, from 0.
+        index: Which call of this module in the pass this is, from 0.
+        module: The module.
+        original: The value as the module gave it, before any intervention.
+        recomputing: True while autograd runs the module again, as activation checkpointing does.
+    """
+
+    __slots__ = ("forward_pass", "index", "module", "original")
+
+    def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int, original: Tensor | None) -> None:
+        self.forward_pass = forward_pass
+        self.module = module
+        self.index = index
+        self.original = original
+
+    def with_original(self, original: Tensor) -> Call:
+        """Return the same call for another value of its module."""
+        return Call(self.forward_pass, self.module, self.index, original)
+
+    @property
+    def forward(self) -> int:
+        """Which forward pass of the scope this is, from 0."""
+        return self.forward_pass.index
+
+    @property
+    def recomputing(self) -> bool:
+        """True while autograd runs the module again, as activation checkpointing does."""
+        return self.forward_pass.recomputing
+
+    @property
+    def positions(self) -> Tensor | None:
+        """The position of each token of this call among the real tokens of its row, (B, S); -1 for padding.
+
+        None where the pass has no sequence that could be counted.
+        """
+        facts = self.forward_pass.facts
+        return None if facts is None else facts.positions()
+
+    @property
+    def key_positions(self) -> Tensor | None:
+        """The same for the keys, cached ones included, (B, Sk)."""
+        facts = self.forward_pass.facts
+        return None if facts is None else facts.key_positions()
+
+    @property
+    def prompt_lengths(self) -> Tensor | None:
+        """How many real tokens each row's prompt has, (B,), or None where that cannot be known."""
+        facts = self.forward_pass.facts
+        return None if facts is None else facts.prompt_lengths()
