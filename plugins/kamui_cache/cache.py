@@ -73,8 +73,8 @@ class Cache(kamui.Intervention):
             PositionError: The positions cannot be known in this call, or differ in number between rows.
         """
         passing = call.original if self.raw and call.original is not None else value
-        if not self.detach and not torch.is_inference_mode_enabled():
-            self._keep(point, passing, call)
+        if not torch.is_inference_mode_enabled():
+            self._keep(point, passing.detach() if self.detach else passing, call)
             return
         with torch.inference_mode(mode=False):  # what is made here is a normal tensor
             self._keep(point, passing.detach(), call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from kamui_logit_lens.lens import LogitLens, Top
+from kamui_logit_lens.lens import LogitLens
+from kamui_logit_lens.tokens import Top
 
 __all__ = ["LogitLens", "Top"]

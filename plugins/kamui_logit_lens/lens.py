@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +13,12 @@ from kamui import HookManager, HookPoint, Intervention, hookimpl
 from kamui.errors import CallIndexError, NotCapturedError, OptionError, PositionError, UnsupportedModelError
 from kamui.hooks import Architecture, Call, Captures, HookRegistry, Positions, suspended, take_positions
 from kamui_logit_lens.table import top_table
+from kamui_logit_lens.tokens import Top, probability_of, rank_of, top_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Forward = int | Literal["all"]
-
-
-class Top(NamedTuple):
-    """The likeliest next tokens of each layer and position, best first.
-
-    Attributes:
-        token_ids: The tokens, (L, B, S, k).
-        probabilities: How likely the layer takes each to be, (L, B, S, k).
-    """
-
-    token_ids: Tensor
-    probabilities: Tensor
 
 
 class LogitLens(Intervention):
@@ -62,7 +51,7 @@ class LogitLens(Intervention):
     positions: Positions = None
     keep: Literal["all", "last"] = "all"
     decode: Callable[[int], str] | None = None
-    captures: Captures = field(init=False, repr=False, default_factory=Captures)
+    _residuals: Captures = field(init=False, repr=False, default_factory=Captures)
     layers: tuple[HookPoint, ...] = field(init=False, repr=False, default=())
     _model: nn.Module | None = field(init=False, repr=False, default=None)
     _architecture: Architecture | None = field(init=False, repr=False, default=None)
@@ -70,7 +59,7 @@ class LogitLens(Intervention):
     @hookimpl
     def opened(self, scope: HookManager) -> None:
         """Begin without captures, on a model whose head is known."""
-        self.captures = Captures(self.keep)
+        self._residuals = Captures(self.keep)
         self._architecture = scope.architecture
         if self._architecture is None:
             raise UnsupportedModelError(
@@ -96,7 +85,7 @@ class LogitLens(Intervention):
         chosen = take_positions(self.positions, point, value, call)
         if chosen is not None:
             with torch.inference_mode(mode=False):
-                self.captures.add(point, chosen.detach().clone(), call)
+                self._residuals.add(point, chosen.detach().clone(), call)
 
     def logits(self, layer: int | str | None = None, *, forward: Forward = -1) -> Tensor:
         """Return the logits of one layer, (B, S, V), or of all of them, (L, B, S, V).
@@ -122,7 +111,7 @@ class LogitLens(Intervention):
             OptionError: There are not that many tokens.
             NotCapturedError: No forward pass has finished.
         """
-        best = [_top_of(logits, k) for logits in self._each(forward)]
+        best = [top_of(logits, k) for logits in self._each(forward)]
         return Top(torch.stack([each.token_ids for each in best]), torch.stack([each.probabilities for each in best]))
 
     def probability(self, token_ids: int | Tensor, *, forward: Forward = -1) -> Tensor:
@@ -137,12 +126,7 @@ class LogitLens(Intervention):
             PositionError: There is not one for each position.
             NotCapturedError: No forward pass has finished.
         """
-        return torch.stack(
-            [
-                _probabilities(logits).gather(-1, _as_index(token_ids, logits)).squeeze(-1)  # (B, S)
-                for logits in self._each(forward)
-            ]
-        )
+        return torch.stack([probability_of(token_ids, logits) for logits in self._each(forward)])
 
     def rank(self, token_ids: int | Tensor, *, forward: Forward = -1) -> Tensor:
         """Return how many tokens each layer takes to be likelier than the given ones, (L, B, S); 0 is the top.
@@ -156,15 +140,12 @@ class LogitLens(Intervention):
             PositionError: There is not one for each position.
             NotCapturedError: No forward pass has finished.
         """
-        return torch.stack(
-            [
-                (logits > logits.gather(-1, _as_index(token_ids, logits))).sum(-1)  # (B, S)
-                for logits in self._each(forward)
-            ]
-        )
+        return torch.stack([rank_of(token_ids, logits) for logits in self._each(forward)])
 
     def table(self, row: int = 0, *, k: int = 1, last: int = 8, forward: Forward = -1) -> Table:
         """Return a table of the likeliest tokens, with a line for each layer (the last on top) and a column a position.
+
+        Columns are numbered as the positions that were kept, from 0.
 
         Args:
             row: Which row of the batch.
@@ -199,7 +180,7 @@ class LogitLens(Intervention):
     def _residual(self, point: HookPoint, forward: Forward) -> Tensor:
         finished = self._finished()
         if forward == "all":
-            joined = self.captures.joined(point, None)
+            joined = self._residuals.joined(point, None)
             values = [] if joined is None else [joined]
         else:
             index = forward + finished if forward < 0 else forward
@@ -207,13 +188,13 @@ class LogitLens(Intervention):
                 raise CallIndexError(
                     f"there is no forward pass {forward!r}: {finished} finished in this scope, numbered from 0"
                 )
-            values = self.captures.calls(point, index)
+            values = self._residuals.calls(point, index)
         if len(values) != 1:
             raise _not_one(point, values, forward)
         return values[0]
 
     def _finished(self) -> int:
-        forwards = self.captures.forwards
+        forwards = self._residuals.forwards
         if not forwards:
             raise NotCapturedError(
                 f"intervention {self.label!r} has not seen a forward pass that finished; call the model inside the "
@@ -243,29 +224,3 @@ def _not_one(point: HookPoint, values: Sequence[Tensor], forward: Forward) -> No
         f"layer {str(point)!r} was not seen in {where}: its module was not called, or the positions asked for are "
         f"not in it"
     )
-
-
-def _probabilities(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)  # (B, S, V)
-
-
-def _top_of(logits: Tensor, k: int) -> Top:
-    if not 1 <= k <= logits.shape[-1]:
-        raise OptionError(f"top takes k from 1 to the {logits.shape[-1]} tokens of the vocabulary, not {k!r}")
-    probabilities, token_ids = _probabilities(logits).topk(k)
-    return Top(token_ids, probabilities)  # (B, S, k) each
-
-
-def _as_index(token_ids: int | Tensor, logits: Tensor) -> Tensor:
-    """Return token ids as an index for every position of logits (B, S, V): (B, S, 1)."""
-    index = torch.as_tensor(token_ids, device=logits.device).long()
-    size = logits.shape[-1]
-    if index.numel() and (index.min() < 0 or index.max() >= size):
-        raise OptionError(f"token ids go from 0 to {size - 1} in this vocabulary, not {token_ids!r}")
-    try:
-        return index.expand(logits.shape[:-1]).unsqueeze(-1)
-    except RuntimeError as error:
-        raise PositionError(
-            f"token ids of shape {tuple(index.shape)} do not fit logits of {tuple(logits.shape[:-1])} (rows, "
-            f"positions); give one token, or one for each position"
-        ) from error

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Over = Literal["positions", "heads"]
 
-_MOST_COLUMNS: Final = 12
+_MOST_COLUMNS: Final = 8
 
 
 class Cell(NamedTuple):
@@ -98,12 +98,17 @@ class SweepResult:
         caption = f"metric: clean {self.clean:.4g}, corrupted {self.corrupted:.4g}"
         if len(shown) < len(self.columns):
             caption += f"; {len(shown)} of {len(self.columns)} {self.over}, those with the highest scores"
-        table = Table(title=f"recovery by point and {self.over.removesuffix('s')}", caption=caption, box=lines)
+        table = Table(
+            title=f"recovery by point and {self.over.removesuffix('s')}",
+            caption=caption,
+            box=lines,
+            collapse_padding=True,
+        )
         table.add_column("point", no_wrap=True)
         for column in shown:
             table.add_column(str(self.columns[column]), justify="right", no_wrap=True)
         for point, scores in zip(self.points, self.scores.tolist(), strict=True):
-            table.add_row(str(point), *(f"{scores[column]:.2f}" for column in shown))
+            table.add_row(str(point), *(f"{round(scores[column], 2) + 0.0:.2f}" for column in shown))
         return table
 
     def _columns_to_show(self) -> list[int]:

@@ -49,7 +49,9 @@ def explicit(
     """Eager attention, loop by loop: (scores, weights, z)."""
     groups = q.shape[1] // k.shape[1]
     k, v = (torch.stack([part[:, head // groups] for head in range(q.shape[1])], 1) for part in (k, v))
-    scores = score_edit(torch.einsum("bhqd,bhkd->bhqk", q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale))
+    scores = score_edit(
+        torch.einsum("bhqd,bhkd->bhqk", q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    )
     allowed = torch.ones_like(scores, dtype=torch.bool)
     bias = torch.zeros_like(scores)
     if is_causal:
@@ -239,7 +241,9 @@ def test_a_module_that_attends_twice_is_told_so() -> None:
     attend = Twice()
     with HookManager(attend) as hooks:
         hooks.use("cache", at="weights")
-        with pytest.raises(AttentionError, match="point 'weights' is not one value: its module computes attention more"):
+        with pytest.raises(
+            AttentionError, match="point 'weights' is not one value: its module computes attention more"
+        ):
             attend(*inputs())
     assert _get_current_function_mode_stack() == []
 
@@ -285,7 +289,9 @@ def test_a_selector_inside_attention_is_refused() -> None:
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_no_mode_stays_after_an_interrupt(model: Transformer, token_ids: Tensor, interrupt: type[BaseException]) -> None:
+def test_no_mode_stays_after_an_interrupt(
+    model: Transformer, token_ids: Tensor, interrupt: type[BaseException]
+) -> None:
     bare = model(token_ids)
     with HookManager(model) as hooks:
         hooks.use("cache", at="blocks.*.attn.weights")

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kamui.errors import ValueStructureError
 from kamui.hooks import HookManager
-from kamui.hooks.values import argument_path, main_path, put, snapshot, take
+from kamui.hooks.values import argument_path, main_path, put, take
 
 
 class Pair(NamedTuple):
@@ -122,15 +122,6 @@ class Takes(nn.Module):
 )
 def test_arguments_are_found_whichever_way_they_came(args: Any, kwargs: Any, selector: Any, path: Any) -> None:
     assert argument_path(Takes(), args, kwargs, selector) == path
-
-
-def test_a_snapshot_is_reached_by_no_later_write() -> None:
-    value = torch.ones(2, requires_grad=True) * 1
-    copied = snapshot(value)
-    assert not copied.requires_grad
-    with torch.no_grad():
-        value.zero_()
-    assert copied.sum() == 2
 
 
 def test_a_one_tuple_stays_one_at_batch_size_one() -> None:

@@ -50,6 +50,10 @@ class Architecture:
 
     def locate(self, point: HookPoint) -> Target | None:
         """Return what a canonical point is in the model, or None when it is no canonical point of it."""
+        if not point.selector:
+            path = self.modules.get(point.module)
+            known = self.points.get(point)
+            return known or (None if path is None else Target(HookPoint.at(path, point.io)))
         bare = HookPoint.at(point.module, point.io)
         selector = point[len(bare) :]
         if bare in self.points:

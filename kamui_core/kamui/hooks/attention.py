@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from kamui.errors import AttentionError
+from kamui.hooks.call import Call
 from kamui.hooks.chain import fold
 from kamui.hooks.kernel import AttentionInputs
 
 if TYPE_CHECKING:
-    from kamui.hooks.call import Call
+    from kamui.hooks.passes import Entry
     from kamui.hooks.ports import Port
 
-Line = tuple["Port", "Call"]
+Line = tuple["Port", "Entry"]
 
 
 class _Running(threading.local):
@@ -48,17 +49,21 @@ class AttentionMode(TorchFunctionMode):
         super().__init__()
         self._lines = lines
         self._seen = False
+        self._ended = False
 
     @classmethod
     def push(cls, lines: Sequence[Line]) -> AttentionMode:
-        """Begin to listen in this thread."""
+        """Begin to listen in this thread, and take off what another thread has ended here."""
+        for ended in [mode for mode in _running.modes if mode._ended]:
+            ended.remove()
         mode = cls(lines)
         _running.modes.append(mode)
         _push_mode(mode)  # type: ignore[no-untyped-call]
         return mode
 
     def remove(self) -> None:
-        """Stop listening, wherever in this thread's stack of modes this one is."""
+        """Stop listening, wherever in this thread's stack of modes this one is; in another's, let everything pass."""
+        self._ended = True
         if self in _running.modes:
             _running.modes.remove(self)
         if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
@@ -74,12 +79,12 @@ class AttentionMode(TorchFunctionMode):
     ) -> Any:
         """Answer the fused kernel's call; everything else passes."""
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and _running.modes and _running.modes[-1] is self:
+        if func is F.scaled_dot_product_attention and not self._ended and _running.modes[-1:] == [self]:
             return self._attend(AttentionInputs.bind(args, kwargs))
         return func(*args, **kwargs)
 
     def _attend(self, inputs: AttentionInputs) -> Tensor:
-        if self._seen:
+        if self._seen and self._lines:
             point = str(self._lines[0][0].listeners[0].point)
             raise AttentionError(
                 f"point {point!r} is not one value: its module computes attention more than once in a call; "
@@ -112,7 +117,7 @@ class AttentionMode(TorchFunctionMode):
 
     def _emit(self, io: str, value: Tensor) -> Tensor:
         original = value
-        for port, call in self._lines:
+        for port, entry in self._lines:
             if port.io == io:
-                value = fold(port.listeners, value, call.with_original(original))
+                value = fold(port.listeners, value, Call(entry, original))
         return value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from kamui.hooks.passes import ForwardPass
+    from kamui.hooks.passes import Entry, ForwardPass
 
 
 class Call:
@@ -21,17 +21,26 @@ class Call:
         recomputing: True while autograd runs the module again, as activation checkpointing does.
     """
 
-    __slots__ = ("forward_pass", "index", "module", "original")
+    __slots__ = ("entry", "original")
 
-    def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int, original: Tensor | None) -> None:
-        self.forward_pass = forward_pass
-        self.module = module
-        self.index = index
+    def __init__(self, entry: Entry, original: Tensor | None = None) -> None:
+        self.entry = entry
         self.original = original
 
-    def with_original(self, original: Tensor) -> Call:
-        """Return the same call for another value of its module."""
-        return Call(self.forward_pass, self.module, self.index, original)
+    @property
+    def module(self) -> nn.Module:
+        """The module."""
+        return self.entry.module
+
+    @property
+    def index(self) -> int:
+        """Which call of this module in the pass this is, from 0."""
+        return self.entry.index
+
+    @property
+    def forward_pass(self) -> ForwardPass:
+        """The forward pass, as the core knows it."""
+        return self.entry.forward_pass
 
     @property
     def forward(self) -> int:

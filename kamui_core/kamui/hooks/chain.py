@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kamui.errors import InPlaceEditError, ReplacementError
-from kamui.hooks.values import is_trackable, kind
+from kamui.hooks.values import kind
 
 if TYPE_CHECKING:
     from kamui.hooks.call import Call
@@ -80,7 +80,18 @@ def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
         InPlaceEditError: A listener wrote to the live value.
     """
     for listener in listeners:
-        result = _ask(listener, value, call)
+        before = None if value.is_inference() else value._version
+        copy = value.clone() if before is None and listener.strict else None
+        try:
+            result = listener.invoke(value, call)
+        except BaseException as error:
+            error.add_note(f"in intervention {listener.label!r} at point {str(listener.point)!r}")
+            raise
+        if (before is not None and value._version != before) or (copy is not None and not _same(value, copy)):
+            raise InPlaceEditError(
+                f"intervention {listener.label!r} wrote to the live value at point {listener.point!r}; "
+                f"clone it, change the copy and return that"
+            )
         listener.calls += 1
         if result is not None and result is not value:
             check_replacement(listener.label, listener.point, value, result)
@@ -113,23 +124,6 @@ def check_replacement(label: str, point: str, expected: Tensor, given: object) -
         raise ReplacementError(
             f"intervention {label!r} cannot replace the value at point {point!r}: {', '.join(differences)}"
         )
-
-
-def _ask(listener: Listener, value: Tensor, call: Call) -> Any:
-    watched = is_trackable(value)
-    before: Any = value._version if watched else value.clone() if listener.strict else None
-    try:
-        result = listener.invoke(value, call)
-    except BaseException as error:
-        error.add_note(f"in intervention {listener.label!r} at point {listener.point!r}")
-        raise
-    written = value._version != before if watched else before is not None and not _same(value, before)
-    if written:
-        raise InPlaceEditError(
-            f"intervention {listener.label!r} wrote to the live value at point {listener.point!r}; "
-            f"clone it, change the copy and return that"
-        )
-    return result
 
 
 def _same(value: Tensor, before: Tensor) -> bool:

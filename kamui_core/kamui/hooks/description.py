@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from kamui.hooks.attention import AttentionMode
-from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
 from kamui.hooks.context import suspended
 from kamui.hooks.naming import is_container, map_of
@@ -105,8 +104,8 @@ def _output_watcher(found: Found) -> Callable[..., None]:
 
 def _mode_pusher(found: Found, modes: list[AttentionMode]) -> Callable[..., None]:
     def push(module: nn.Module, args: tuple[Any, ...]) -> None:
-        call = Call(ForwardPass(0, recomputing=False), module, 0, None)
-        modes.append(AttentionMode.push([(_shape_port(found, module, io), call) for io in ATTENTION_IOS]))
+        entry = ForwardPass(0, recomputing=False).enter(module)
+        modes.append(AttentionMode.push([(_shape_port(found, module, io), entry) for io in ATTENTION_IOS]))
 
     return push
 

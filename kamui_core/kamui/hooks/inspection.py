@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from torch import nn
 
-from kamui.hooks.taps import TapHook
-
 _TABLES: Final = {
     "forward_pre": "_forward_pre_hooks",
     "forward": "_forward_hooks",
@@ -54,8 +52,6 @@ def _walk(model: nn.Module) -> Iterator[InstalledHook]:
 
 
 def _owner(hook: Callable[..., Any]) -> str:
-    if isinstance(hook, TapHook):
-        return "kamui"
     function = getattr(hook, "func", hook)
     module = getattr(function, "__module__", None) or type(function).__module__
     return str(module).partition(".")[0]

@@ -185,10 +185,6 @@ class HookManager:
     def _use(self, verb: str, source: Source, options: dict[str, Any]) -> Use:
         scope = self._open_scope(verb)
         intervention, label = _instance_of(source, options)
-        if any(use.intervention is intervention for use in scope.uses):
-            raise ScopeError(
-                f"this instance of intervention {label!r} is in use in this scope already; make another one"
-            )
         return scope.use(intervention, label)
 
     def _open_scope(self, verb: str) -> Scope:

@@ -8,6 +8,7 @@ which call of a module within the pass a value belongs to. A pass that ends in a
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from threading import get_ident
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -30,17 +31,22 @@ class Removable(Protocol):
 class Entry:
     """One running call of one tapped module."""
 
-    __slots__ = ("exception", "frame", "index", "mode", "module")
+    __slots__ = ("exception", "forward_pass", "frame", "index", "mode", "module")
 
     frame: FrameType | None
     mode: Removable | None
 
-    def __init__(self, module: nn.Module, index: int) -> None:
+    def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int) -> None:
+        self.forward_pass = forward_pass
         self.module = module
         self.index = index
         self.exception = sys.exception()
         self.frame = None
         self.mode = None
+
+    def is_outermost(self) -> bool:
+        """Tell whether this call is the forward pass itself."""
+        return self.forward_pass.stack[0] is self
 
     def is_failing(self) -> bool:
         """Tell, on leaving, whether an exception is passing through this call."""
@@ -65,23 +71,21 @@ class ForwardPass:
         """Note that a call of `module` begins."""
         index = self.counts.get(module, 0)
         self.counts[module] = index + 1
-        entry = Entry(module, index)
+        entry = Entry(self, module, index)
         self.stack.append(entry)
         return entry
 
     def entry_of(self, module: nn.Module) -> Entry | None:
-        """Return the innermost running call of `module`."""
-        return next((entry for entry in reversed(self.stack) if entry.module is module), None)
-
-    def take_off_modes(self, entry: Entry) -> None:
-        """Take off the attention modes of `entry` and of what an interrupt has left above it."""
-        for running in self.stack[self.stack.index(entry) :]:
-            if running.mode is not None:
-                running.mode.remove()
-
-    def leave(self, entry: Entry) -> None:
-        """Note that a call has ended."""
-        del self.stack[self.stack.index(entry) :]
+        """Return the innermost running call of `module`; entries above it were left by an interrupt and go."""
+        stack = self.stack
+        if stack and stack[-1].module is module:
+            return stack[-1]
+        for depth in range(len(stack) - 1, -1, -1):
+            if stack[depth].module is module:
+                self._take_off(stack[depth + 1 :])
+                del stack[depth + 1 :]
+                return stack[depth]
+        return None
 
     def is_stale(self) -> bool:
         """Tell whether the call that began this pass has ended without leaving it (an interrupt does that)."""
@@ -96,11 +100,14 @@ class ForwardPass:
 
     def abandon(self) -> None:
         """Take off what an interrupted pass has left in this thread."""
-        for entry in self.stack:
+        self._take_off(self.stack)
+        self.stack.clear()
+
+    def _take_off(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
             entry.frame = None
             if entry.mode is not None:
                 entry.mode.remove()
-        self.stack.clear()
 
 
 class PassLog:
@@ -113,14 +120,15 @@ class PassLog:
         self.last_facts: SequenceFacts | None = None
         self._running: dict[int, ForwardPass] = {}
 
-    def current(self) -> ForwardPass | None:
-        """Return the pass that runs in this thread."""
-        return self._running.get(get_ident())
+    def running(self, module: nn.Module) -> Entry | None:
+        """Return the innermost running call of `module` in this thread."""
+        forward_pass = self._running.get(get_ident())
+        return None if forward_pass is None else forward_pass.entry_of(module)
 
-    def enter(self, module: nn.Module) -> tuple[ForwardPass, Entry]:
+    def enter(self, module: nn.Module) -> Entry:
         """Note that a call of `module` begins, in the pass of this thread or in a new one."""
         running = self._running.get(get_ident())
-        if running is not None and (not running.stack or running.stack[0].module is module) and running.is_stale():
+        if running is not None and running.is_stale():
             self._drop(running)
             running = None
         if running is None:
@@ -128,7 +136,7 @@ class PassLog:
         entry = running.enter(module)
         if len(running.stack) == 1:
             entry.frame = _frame_of_call()
-        return running, entry
+        return entry
 
     def end(self, forward_pass: ForwardPass) -> int:
         """Note that a pass ended well, and return its number."""

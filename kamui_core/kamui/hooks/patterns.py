@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+_SIGNS: Final = re.compile(r"[*:-]")
 _SLICE: Final = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+))?")
 _NEGATIVE: Final = re.compile(r"-\d+")
 
@@ -19,7 +20,7 @@ _IS_NAME: Final = ""
 
 def is_pattern(text: str) -> bool:
     """Tell whether any segment of `text` could stand for something else than itself."""
-    return any(
+    return _SIGNS.search(text) is not None and any(
         "*" in segment or _NEGATIVE.fullmatch(segment) or _SLICE.fullmatch(segment) for segment in text.split(".")
     )
 

@@ -105,8 +105,9 @@ class Locator:
         if architecture is None:
             return None
         target = architecture.locate(point)
-        if target is None and point.io in FEED_FORWARD_IOS and point.module in architecture.feed_forwards:
-            target = Target(architecture.feed_forwards[point.module])
+        if point.io in FEED_FORWARD_IOS and (target is None or target.point.io in FEED_FORWARD_IOS):
+            mid = architecture.feed_forwards.get(point.module if target is None else target.point.module)
+            target = None if mid is None else Target(mid)
         module = None if target is None else self._module_at(target.point.module)
         if target is None or module is None:
             return None

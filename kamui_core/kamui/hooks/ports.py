@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-from kamui.hooks.call import Call
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from kamui.hooks.chain import Listener
-    from kamui.hooks.passes import Entry, ForwardPass, PassLog
+    from kamui.hooks.passes import Entry, PassLog
     from kamui.hooks.values import Path
 
 
@@ -20,10 +18,10 @@ class TapOwner(Protocol):
     model: nn.Module
     passes: PassLog
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ForwardPass, Entry]:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Note that a call of a tapped module begins."""
 
-    def finish(self, forward_pass: ForwardPass, call: Call, output: Any) -> None:
+    def finish(self, entry: Entry, output: Any) -> None:
         """Note that a forward pass ended well."""
 
 
@@ -53,8 +51,8 @@ class Port:
         self.listeners = tuple(one for one in self.listeners if one is not listener)
 
     def hears(self, entry: Entry) -> bool:
-        """Tell whether this call of the module is meant."""
-        return self.only_call is None or self.only_call == entry.index
+        """Tell whether anybody listens to this call of the module."""
+        return bool(self.listeners) and self.only_call in (None, entry.index)
 
 
 class Wiring:
@@ -78,15 +76,3 @@ class Wiring:
         port = Port(io, selector, only_call)
         setattr(self, side, (*ports, port))
         return port
-
-
-class Run(NamedTuple):
-    """One running call of a tapped module, as one scope sees it."""
-
-    wiring: Wiring
-    forward_pass: ForwardPass
-    entry: Entry
-
-    def call(self, original: Tensor | None = None) -> Call:
-        """Make what callbacks may know about this call."""
-        return Call(self.forward_pass, self.entry.module, self.entry.index, original)

@@ -12,27 +12,29 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from torch import nn
 
-from kamui.errors import AttentionError, InterventionContractError
+from kamui.errors import AttentionError, InterventionContractError, ScopeError
 from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
 from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
-from kamui.hooks.passes import Entry, ForwardPass, PassLog
+from kamui.hooks.passes import Entry, PassLog
 from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
 from kamui.hooks.sequence import Prompts, read_facts
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
-from kamui.hooks.values import argument_path, take
+from kamui.hooks.values import argument_path, arguments_by_name, take
 from kamui.interventions.contract import Callback, contract_of
 
 if TYPE_CHECKING:
     from kamui.interventions.intervention import Intervention
 
 _serials: Final = itertools.count()
+_at_work: Final[WeakSet[Intervention]] = WeakSet()
 
 
 class Use:
@@ -42,13 +44,34 @@ class Use:
         self.intervention = intervention
         self.label = label
         self.listeners: list[Listener] = []
+        self.captures: Captures | None = None
+        self.stores: list[Captures] = []
+        self.is_open = False
         self._contract = contract_of(type(intervention))
 
-    @property
-    def captures(self) -> Captures | None:
-        """What the intervention has captured, if it is one that does."""
+    def open(self, manager: object) -> None:
+        """Let the intervention begin, and note where it captures, if it does.
+
+        Raises:
+            ScopeError: This instance is at work in an open scope.
+        """
+        if self.intervention in _at_work:
+            raise ScopeError(
+                f"this instance of intervention {self.label!r} is at work in an open scope; make another one"
+            )
+        self.ask("opened", scope=manager)
+        _at_work.add(self.intervention)
+        self.is_open = True
+        self.stores = [value for value in vars(self.intervention).values() if isinstance(value, Captures)]
         captures = getattr(self.intervention, "captures", None)
-        return captures if isinstance(captures, Captures) else None
+        self.captures = captures if captures in self.stores else None
+
+    def close(self, manager: object) -> None:
+        """Let the intervention end, if it had begun."""
+        if self.is_open:
+            self.is_open = False
+            _at_work.discard(self.intervention)
+            self.ask("closed", scope=manager)
 
     def callback(self, name: str) -> Callback | None:
         """Return the intervention's implementation of one hook."""
@@ -106,13 +129,11 @@ class Scope:
         """Take an intervention in, and listen where it asks to. If it fails half way, nothing of it stays."""
         use = Use(intervention, label)
         self.uses.append(use)
-        opened = False
         try:
-            use.ask("opened", scope=self.manager)
-            opened = True
+            use.open(self.manager)
             self._listen(use, _as_names(use, use.ask("points", model=self.model)))
         except BaseException as error:
-            self._undo(use, opened, error)
+            self._undo(use, error)
             raise
         return use
 
@@ -131,29 +152,30 @@ class Scope:
         _surely(self.passes.abandon_all, errors)
         for use in reversed(self.uses):
             try:
-                use.ask("closed", scope=self.manager)
+                use.close(self.manager)
             except BaseException as error:
                 errors.append(error)
         return here is not False, errors
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ForwardPass, Entry]:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Note that a call of a tapped module begins; the outermost one begins a forward pass."""
-        forward_pass, entry = self.passes.enter(module)
-        if len(forward_pass.stack) == 1:
-            self._begin(forward_pass, entry, args, kwargs)
-        return forward_pass, entry
+        entry = self.passes.enter(module)
+        if len(entry.forward_pass.stack) == 1:
+            self._begin(entry, args, kwargs)
+        return entry
 
-    def finish(self, forward_pass: ForwardPass, call: Call, output: Any) -> None:
+    def finish(self, entry: Entry, output: Any) -> None:
         """Note that a forward pass ended well, and keep what was captured in it."""
+        forward_pass = entry.forward_pass
         if forward_pass.recomputing:
             self.passes.end(forward_pass)
             return
         for use in self.uses:
-            use.ask("forward_finished", output=output, call=call)
+            use.ask("forward_finished", output=output, call=Call(entry))
         index = self.passes.end(forward_pass)
         for use in self.uses:
-            if use.captures is not None:
-                use.captures.commit(forward_pass, index)
+            for captures in use.stores:
+                captures.commit(forward_pass, index)
 
     def listeners(self) -> Iterable[Listener]:
         """Return every listener, in the order of use."""
@@ -163,21 +185,22 @@ class Scope:
         """Forget what was captured, and count forward passes from 0 again."""
         self.passes.restart()
         for use in self.uses:
-            if use.captures is not None:
-                use.captures.clear()
+            for captures in use.stores:
+                captures.clear()
         for listener in self.listeners():
             listener.since = 0
 
-    def _begin(self, forward_pass: ForwardPass, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forward_pass = entry.forward_pass
         if forward_pass.recomputing:
             forward_pass.facts = self.passes.last_facts
             return
         path = argument_path(entry.module, args, kwargs, ())
         main = None if path is None else take((args, kwargs), path)
-        forward_pass.facts = self.passes.last_facts = read_facts(main, kwargs, self._prompts_here())
-        call = Call(forward_pass, entry.module, entry.index, None)
+        named = arguments_by_name(entry.module, args, kwargs)
+        forward_pass.facts = self.passes.last_facts = read_facts(main, named, self._prompts_here())
         for use in self.uses:
-            use.ask("forward_started", call=call)
+            use.ask("forward_started", call=Call(entry))
 
     def _prompts_here(self) -> Prompts:
         return self._prompts[get_ident()]
@@ -210,16 +233,15 @@ class Scope:
         self._tapped[module] = None
         return wire(self, module)
 
-    def _undo(self, use: Use, opened: bool, error: BaseException) -> None:
+    def _undo(self, use: Use, error: BaseException) -> None:
         self.uses.remove(use)
         for listener in use.listeners:
             place = listener.place
             self._tap(place.module).port(place.io, place.selector, place.call).remove(listener)
-        if opened:
-            try:
-                use.ask("closed", scope=self.manager)
-            except Exception as later:
-                error.add_note(f"and then {use.label!r} failed to close: {later!r}")
+        try:
+            use.close(self.manager)
+        except Exception as later:
+            error.add_note(f"and then {use.label!r} failed to close: {later!r}")
 
 
 def _as_names(use: Use, points: Any) -> Iterable[str]:

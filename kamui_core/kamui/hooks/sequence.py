@@ -112,22 +112,22 @@ class SequenceFacts:
         return torch.full((self.batch,), self.past + self.length)
 
 
-def read_facts(main: object, kwargs: dict[str, Any], prompts: Prompts) -> SequenceFacts | None:
+def read_facts(main: object, arguments: dict[str, Any], prompts: Prompts) -> SequenceFacts | None:
     """Read what a model's arguments tell of its sequence; None where its main argument has none.
 
     Args:
         main: The model's main argument: token ids (B, S) or embeddings (B, S, D).
-        kwargs: Its keyword arguments.
+        arguments: All of its arguments by name.
         prompts: The prompts that this thread is generating from.
     """
     if not isinstance(main, Tensor) or not _is_sequence(main):
         return None
     batch, length = main.shape[:2]
-    past = _past_length(kwargs)
-    mask = kwargs.get("attention_mask")
+    past = _past_length(arguments)
+    mask = arguments.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.shape != (batch, past + length):
         mask = None
-    position_ids = kwargs.get("position_ids")
+    position_ids = arguments.get("position_ids")
     if not isinstance(position_ids, Tensor) or position_ids.shape not in ((batch, length), (1, length)):
         position_ids = None
     return SequenceFacts(batch, length, past, mask, position_ids, prompts)
@@ -137,9 +137,9 @@ def _is_sequence(main: Tensor) -> bool:
     return main.dim() == 3 or (main.dim() == 2 and not main.is_floating_point())
 
 
-def _past_length(kwargs: dict[str, Any]) -> int:
+def _past_length(arguments: dict[str, Any]) -> int:
     for keyword in _CACHE_KEYWORDS:
-        length = getattr(kwargs.get(keyword), "get_seq_length", None)
+        length = getattr(arguments.get(keyword), "get_seq_length", None)
         if length is not None:
             return int(length())
     return 0

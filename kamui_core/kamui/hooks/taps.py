@@ -10,33 +10,42 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
 from kamui.errors import ScopeError, ValueStructureError
-from kamui.hooks.attention import AttentionMode
+from kamui.hooks.attention import AttentionMode, Line
+from kamui.hooks.call import Call
 from kamui.hooks.chain import fold
 from kamui.hooks.context import active_scopes, is_suspended
-from kamui.hooks.ports import Port, Run, TapOwner, Wiring
+from kamui.hooks.passes import autograd_runs
+from kamui.hooks.ports import Port, TapOwner, Wiring
 from kamui.hooks.values import Path, argument_path, kind, main_path, put, take
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from kamui.hooks.passes import Entry
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ModuleTap:
-    """The two torch hooks of one module, and the wiring of each scope that listens there."""
+    """The two torch hooks of one module, and the wiring of each scope that listens there.
+
+    On a deep copy of its module a tap does nothing; on the module itself it refuses to be pickled.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = ref(module)
+        self._module: Callable[[], nn.Module | None] = ref(module)
         self.wirings: dict[object, Wiring] = {}
+        self._ran_with: tuple[object, ...] = ()
+        self._ran_here = threading.local()
         self._handles: tuple[RemovableHandle, ...] = (
-            module.register_forward_pre_hook(TapHook(self._before), with_kwargs=True),
-            module.register_forward_hook(TapHook(self._after), prepend=True, always_call=True),
+            module.register_forward_pre_hook(self.before, with_kwargs=True),
+            module.register_forward_hook(self.after, prepend=True, always_call=True),
         )
 
     def close(self) -> None:
@@ -44,11 +53,29 @@ class ModuleTap:
         for handle in self._handles:
             handle.remove()
 
-    def _listening(self) -> list[Wiring]:
-        wirings = self.wirings
-        return [wirings[scope] for scope in active_scopes() if scope in wirings]
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTap:
+        return _inert_tap()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def __reduce__(self) -> tuple[Callable[[], ModuleTap], tuple[()]]:
+        if self._module is _no_module:
+            return _inert_tap, ()
+        raise ScopeError(
+            "a model cannot be pickled while a HookManager scope is open on it; leave the scope first, or save "
+            "its state_dict()"
+        )
+
+    def _listening(self) -> list[Wiring]:
+        """Return the wiring of each scope of this context, or where autograd recomputes, of those that were there."""
+        scopes: tuple[object, ...] = active_scopes()
+        if autograd_runs():
+            scopes = getattr(self._ran_here, "scopes", self._ran_with)
+        else:
+            self._ran_here.scopes = self._ran_with = scopes
+        wirings = self.wirings
+        return [wirings[scope] for scope in scopes if scope in wirings]
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Note that a call of the module begins, and let its input through."""
         if module is not self._module():
             return None
         listening = self._listening()
@@ -56,74 +83,46 @@ class ModuleTap:
             self._note_foreign(module)
             return None
         given: Arguments = (args, kwargs)
-        runs = [Run(wiring, *wiring.scope.enter(module, args, kwargs)) for wiring in listening]
         current: Arguments = given
-        for run in runs:
-            for port in run.wiring.input:
-                current = _through_input(port, run, given, current)
-        if any(run.wiring.attention for run in runs):
-            runs[-1].entry.mode = AttentionMode.push(
-                [(port, run.call()) for run in runs for port in run.wiring.attention if port.hears(run.entry)]
-            )
+        lines: list[Line] = []
+        entries = [wiring.scope.enter(module, args, kwargs) for wiring in listening]
+        for wiring, entry in zip(listening, entries, strict=True):
+            for port in wiring.input:
+                current = _through_input(port, entry, given, current)
+            lines += [(port, entry) for port in wiring.attention if port.hears(entry)]
+        if lines:
+            entries[-1].mode = AttentionMode.push(lines)
         return None if current is given else current
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Let the module's output through, and note that the call ends, in an exception or well."""
         if module is not self._module():
             return None
-        runs = [run for wiring in self._listening() if (run := _run_of(wiring, module)) is not None]
-        for run in runs:
-            run.forward_pass.take_off_modes(run.entry)
-        if not runs:
-            return None
-        failing = runs[0].entry.is_failing()
+        leaving = [
+            (wiring, entry)
+            for wiring in self._listening()
+            if (entry := wiring.scope.passes.running(module)) is not None
+        ]
+        failing = True
         try:
-            return None if failing else self._through_outputs(runs, output)
-        except BaseException:
-            failing = True
-            raise
+            for _, entry in leaving:
+                if entry.mode is not None:
+                    entry.mode.remove()
+            if leaving and not leaving[0][1].is_failing():
+                output = _through_outputs(leaving, output)
+                failing = False
         finally:
-            for run in runs:
-                run.forward_pass.leave(run.entry)
+            for wiring, entry in leaving:
+                entry.forward_pass.stack.pop()
                 if failing:
-                    run.wiring.scope.passes.drop_if_ended(run.forward_pass)
-
-    def _through_outputs(self, runs: Sequence[Run], output: Any) -> Any:
-        current = output
-        for run in runs:
-            for port in run.wiring.output:
-                current = _through_output(port, run, output, current)
-        for run in runs:
-            if run.forward_pass.stack[0] is run.entry:
-                run.wiring.scope.finish(run.forward_pass, run.call(), current)
-        return None if current is output else current
+                    wiring.scope.passes.drop_if_ended(entry.forward_pass)
+        return output
 
     def _note_foreign(self, module: nn.Module) -> None:
-        if not is_suspended():
+        if not is_suspended() and not autograd_runs():
             for wiring in self.wirings.values():
                 if wiring.scope.model is module:
                     wiring.scope.passes.foreign += 1
-
-
-class TapHook:
-    """A torch hook of ours: it does nothing on a deep copy of its module, and refuses to be pickled."""
-
-    __slots__ = ("_act",)
-
-    def __init__(self, act: Callable[..., Any]) -> None:
-        self._act = act
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Do what torch calls the hook for."""
-        return self._act(*arguments)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TapHook:
-        return TapHook(_do_nothing)
-
-    def __reduce__(self) -> NoReturn:
-        raise ScopeError(
-            "a model cannot be pickled while a HookManager scope is open on it; leave the scope first, or save "
-            "its state_dict()"
-        )
 
 
 _taps: WeakKeyDictionary[nn.Module, ModuleTap] = WeakKeyDictionary()
@@ -153,45 +152,58 @@ def unwire(scope: TapOwner, module: nn.Module) -> None:
             del _taps[module]
 
 
-def _run_of(wiring: Wiring, module: nn.Module) -> Run | None:
-    forward_pass = wiring.scope.passes.current()
-    entry = None if forward_pass is None else forward_pass.entry_of(module)
-    return None if forward_pass is None or entry is None else Run(wiring, forward_pass, entry)
+def _inert_tap() -> ModuleTap:
+    tap = ModuleTap.__new__(ModuleTap)
+    tap._module = _no_module
+    return tap
 
 
-def _do_nothing(*arguments: Any) -> None:
+def _no_module() -> None:
     return None
 
 
-def _through_input(port: Port, run: Run, given: Arguments, current: Arguments) -> Any:
-    if not port.hears(run.entry):
+def _through_input(port: Port, entry: Entry, given: Arguments, current: Arguments) -> Any:
+    if not port.hears(entry):
         return current
-    path = argument_path(run.entry.module, *current, port.selector)
+    path = argument_path(entry.module, *current, port.selector)
     if path is None:
-        raise _no_tensor(port, run, current[0] or current[1])
-    return _fold_at(port, run, path, given, current)
+        raise _no_tensor(port, entry, current[0] or current[1])
+    return _fold_at(port, entry, path, given, current)
 
 
-def _through_output(port: Port, run: Run, output: Any, current: Any) -> Any:
-    if not port.hears(run.entry):
+def _through_outputs(leaving: Sequence[tuple[Wiring, Entry]], output: Any) -> Any:
+    current = output
+    for wiring, entry in leaving:
+        for port in wiring.output:
+            current = _through_output(port, entry, output, current)
+    for wiring, entry in leaving:
+        if entry.is_outermost():
+            wiring.scope.finish(entry, current)
+    return None if current is output else current
+
+
+def _through_output(port: Port, entry: Entry, output: Any, current: Any) -> Any:
+    if not port.hears(entry):
         return current
+    if isinstance(current, Tensor) and not port.selector:
+        return fold(port.listeners, current, Call(entry, output))
     inner = main_path(take(current, port.selector))
     if inner is None:
-        raise _no_tensor(port, run, take(current, port.selector))
-    return _fold_at(port, run, (*port.selector, *inner), output, current)
+        raise _no_tensor(port, entry, take(current, port.selector))
+    return _fold_at(port, entry, (*port.selector, *inner), output, current)
 
 
-def _fold_at(port: Port, run: Run, path: Path, given: Any, current: Any) -> Any:
+def _fold_at(port: Port, entry: Entry, path: Path, given: Any, current: Any) -> Any:
     value = take(current, path)
     if not isinstance(value, Tensor):
-        raise _no_tensor(port, run, value)
-    changed = fold(port.listeners, value, run.call(take(given, path)))  # type: ignore[arg-type]
+        raise _no_tensor(port, entry, value)
+    changed = fold(port.listeners, value, Call(entry, take(given, path)))  # type: ignore[arg-type]
     return current if changed is value else put(current, path, changed)
 
 
-def _no_tensor(port: Port, run: Run, value: object) -> ValueStructureError:
+def _no_tensor(port: Port, entry: Entry, value: object) -> ValueStructureError:
     point = str(port.listeners[0].point)
     return ValueStructureError(
-        f"point {point!r} has no tensor: {type(run.entry.module).__name__} has {kind(value)} there; "
+        f"point {point!r} has no tensor: {type(entry.module).__name__} has {kind(value)} there; "
         f"choose another point, or one part of the value with a selector such as {point + '[1]'!r}"
     )

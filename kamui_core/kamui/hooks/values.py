@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -29,6 +28,8 @@ _DEEPEST: Final = 8
 
 def main_path(value: object) -> Path | None:
     """Return the keys that lead to the first tensor of `value`, or None when it holds none."""
+    if isinstance(value, Tensor):
+        return ()
     return next(_tensor_paths(value, ()), None)
 
 
@@ -74,17 +75,9 @@ def argument_path(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return None if inner is None else (*base, *rest, *inner)
 
 
-def is_trackable(tensor: Tensor) -> bool:
-    """Tell whether writes to the tensor can be told from its version counter."""
-    return not tensor.is_inference()
-
-
-def snapshot(tensor: Tensor, *, detach: bool = True) -> Tensor:
-    """Return a copy that later writes do not reach and that can be used outside `inference_mode`."""
-    if detach:
-        with torch.inference_mode(mode=False):
-            return tensor.detach().clone()
-    return tensor.clone()
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments by the names that `forward` gives them."""
+    return dict(zip(_parameter_names(type(module).forward), args, strict=False)) | kwargs
 
 
 def kind(value: object) -> str:

@@ -41,6 +41,7 @@ class Catalogue:
         self._group = group
         self._lock = threading.Lock()
         self._chosen: dict[str, Offer] = {}
+        self._loaded: dict[str, type[Intervention]] = {}
         self._failures: dict[str, str] = {}
         self._said: set[str] = set()
         self._offer_of: WeakKeyDictionary[type, Offer | None] = WeakKeyDictionary()
@@ -59,7 +60,11 @@ class Catalogue:
             PluginImportError: The import failed.
             InterventionContractError: It is no intervention, or does not fit the hooks or the versions.
         """
-        offer = self._chosen.get(name) or self._choose(name)
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            _refuse_disabled(self._chosen[name])
+            return loaded
+        offer = self._choose(name)
         _refuse_disabled(offer)
         try:
             cls = _load(offer)
@@ -68,18 +73,28 @@ class Catalogue:
             importlib.invalidate_caches()  # what is missing may be installed before the next try
             raise
         self._failures.pop(name, None)
-        self._chosen[name] = offer
+        self._chosen[name], self._loaded[name] = offer, cls
         self._offer_of[cls] = offer
         return cls
 
-    def check(self, offer: Offer) -> PluginError | None:
-        """Return why an offer cannot be used, or `None`; imports it unless its metadata tell enough."""
+    def refusal(self, offer: Offer) -> PluginError | None:
+        """Return why an offer cannot be used as far as metadata tell, or `None`; imports nothing."""
         discovery = self._discover()
         try:
             if offer in discovery.usurpers():
                 raise PluginConflictError(_usurped(offer))
             _only(discovery.claims(offer.name))
             _refuse_disabled(offer)
+        except PluginError as error:
+            return error
+        return None
+
+    def check(self, offer: Offer) -> PluginError | None:
+        """Return why an offer cannot be used, or `None`; imports it unless its metadata tell enough."""
+        refusal = self.refusal(offer)
+        if refusal is not None:
+            return refusal
+        try:
             _load(offer)
         except PluginError as error:
             return error

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from kamui.hooks.manager import HookManager
     from kamui.hooks.call import Call
+    from kamui.hooks.manager import HookManager
     from kamui.hooks.points import HookPoint
 
 PROJECT = "kamui"

@@ -8,9 +8,10 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kamui.errors import OptionError, did_you_mean
-from kamui.interventions.annotations import adapted, fits, hint_of
+from kamui.interventions.annotations import UNKNOWN, adapted, fits, hint_of
 from kamui.interventions.contract import contract_of
 from kamui.interventions.intervention import Intervention
 
@@ -38,6 +39,9 @@ class Option:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.annotation}" + ("" if self.default is None else f" = {self.default}")
+
+
+_known: WeakKeyDictionary[type[Intervention], tuple[Option, ...]] = WeakKeyDictionary()
 
 
 def build(cls: type[Intervention], options: Mapping[str, Any], label: str) -> Intervention:
@@ -75,8 +79,13 @@ def options_of(cls: type[Intervention]) -> tuple[Option, ...]:
         InterventionContractError: The class does not fit the contract.
     """
     contract_of(cls)
-    parameters = inspect.signature(cls.__init__).parameters
-    return tuple(_option(cls, parameters[name]) for name in sorted(parameters) if name != "self")
+    known = _known.get(cls)
+    if known is None:
+        parameters = inspect.signature(cls.__init__).parameters
+        known = tuple(_option(cls, parameters[name]) for name in sorted(parameters) if name != "self")
+        if all(option.hint is not UNKNOWN for option in known):  # else more may be known when torch is loaded
+            _known[cls] = known
+    return known
 
 
 def describe_options(cls: type[Intervention]) -> str:
@@ -85,12 +94,15 @@ def describe_options(cls: type[Intervention]) -> str:
 
 
 def _check_names(options: Mapping[str, Any], known: Mapping[str, Option], label: str) -> None:
-    takes = f"it takes {', '.join(map(str, known.values())) or 'no options'}"
     if unknown := [name for name in options if name not in known]:
         hint = did_you_mean(unknown[0], known)
-        raise OptionError(f"intervention {label!r} has no {_listed(unknown)}{hint} ({takes})")
+        raise OptionError(f"intervention {label!r} has no {_listed(unknown)}{hint} ({_taken(known)})")
     if missing := [name for name, option in known.items() if option.required and name not in options]:
-        raise OptionError(f"intervention {label!r} needs {_listed(missing)} ({takes})")
+        raise OptionError(f"intervention {label!r} needs {_listed(missing)} ({_taken(known)})")
+
+
+def _taken(known: Mapping[str, Option]) -> str:
+    return f"it takes {', '.join(map(str, known.values())) or 'no options'}"
 
 
 def _listed(names: list[str]) -> str:
