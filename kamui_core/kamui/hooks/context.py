@@ -14,7 +14,10 @@ class OpenScope(Protocol):
     serial: int
     isolated: bool
     is_open: bool
-    manager: Any
+
+    @property
+    def manager(self) -> Any:
+        """The `HookManager` that opened it."""
 
 
 _open_scopes: ContextVar[tuple[OpenScope, ...]] = ContextVar("kamui_open_scopes", default=())

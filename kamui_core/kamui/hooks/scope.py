@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch import nn
 
@@ -102,7 +102,7 @@ class Scope:
     """
 
     def __init__(self, manager: object, model: nn.Module, *, strict: bool, isolated: bool) -> None:
-        self.manager = manager
+        self._manager = ref(manager)
         self.model = model
         self.strict = strict
         self.isolated = isolated
@@ -113,6 +113,11 @@ class Scope:
         self.uses: list[Use] = []
         self._tapped: dict[nn.Module, None] = {}
         self._prompts: defaultdict[int, Prompts] = defaultdict(Prompts)
+
+    @property
+    def manager(self) -> Any:
+        """The `HookManager` whose entry this is; it holds the scope, so the scope does not hold it."""
+        return self._manager()
 
     def open(self) -> None:
         """Begin: the model's own calls are seen from here on."""
