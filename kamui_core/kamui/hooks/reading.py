@@ -105,7 +105,7 @@ def _nothing(scope: Scope, listener: Listener, where: str) -> NotCapturedError:
     if listener.calls:
         return NotCapturedError(f"nothing was captured at point {point!r} in {where}, though it fired in others")
     return NotCapturedError(
-        f"point {point!r} was never reached: {listener.place.path or 'the model'!r} was not called in {where}, "
+        f"point {point!r} was never reached: {listener.point.module or 'the model'!r} was not called in {where}, "
         f"or does not compute {listener.place.io!r}"
     )
 

@@ -78,9 +78,9 @@ def options_of(cls: type[Intervention]) -> tuple[Option, ...]:
     Raises:
         InterventionContractError: The class does not fit the contract.
     """
-    contract_of(cls)
     known = _known.get(cls)
     if known is None:
+        contract_of(cls)
         parameters = inspect.signature(cls.__init__).parameters
         known = tuple(_option(cls, parameters[name]) for name in sorted(parameters) if name != "self")
         if all(option.hint is not UNKNOWN for option in known):  # else more may be known when torch is loaded

@@ -198,7 +198,8 @@ def _name_of(hook: object) -> str:
 
 
 def _plain_config(config: object) -> object:
-    plain = {name: value for name, value in getattr(config, "__dict__", {}).items() if isinstance(value, _PLAIN)}
+    items = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    plain = {name: value for name, value in items.items() if isinstance(value, _PLAIN)}
     as_dict = getattr(config, "to_dict", None)
     return (plain, as_dict() if callable(as_dict) else None)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Study a small trained model in seven steps.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -48,7 +48,7 @@ def knock_out_heads(model: Transformer, heads: Heads, sequences: Repeated) -> Kn
 
 
 def average(z: Tensor) -> Tensor:
-    """Return what heads give on average, (B, H, S, Dh): as usual in size, and the same whatever they see."""
+    """Return what heads give on average, (B, H, S, Dh), the same whatever they see."""
     return z.mean((0, 2), keepdim=True).expand_as(z)
 
 

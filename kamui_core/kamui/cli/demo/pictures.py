@@ -47,7 +47,10 @@ def draw_attention(study: Study) -> Figure:
     _label_tokens(axes, study)
     axes.set_xlabel("token looked at")
     axes.set_ylabel("token that looks")
-    axes.set_title(f"attention of {study.heads.best}: {study.heads.best.induction:.0%} to what followed, on average")
+    axes.set_title(
+        f"attention of {study.heads.best}: {study.heads.best.induction:.0%} to what followed, on average",
+        fontsize="medium",
+    )
     axes.legend(loc="upper right")
     figure.colorbar(image, ax=axes, label="attention weight")
     return figure

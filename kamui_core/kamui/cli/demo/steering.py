@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kamui.hooks import HookManager
@@ -122,8 +123,8 @@ def steer(model: Transformer, prompts: Prompts, vector: Tensor, alphas: Sequence
 
 def random_vector(like: Tensor, generator: torch.Generator) -> Tensor:
     """Return a vector (D,) in a random direction, as long as another."""
-    direction = torch.randn(like.shape, generator=generator)
-    return direction * (like.norm() / direction.norm())
+    direction = F.normalize(torch.randn(like.shape, generator=generator), dim=0)  # (D,)
+    return direction.mul(like.norm())
 
 
 def _mean_of(chances: Tensor, tokens: Tensor) -> float:

@@ -17,7 +17,7 @@ from kamui.cli.demo.tracing import Trace, trace_answer
 from kamui.model import ModelConfig, Transformer
 
 ROWS = 16
-LENGTH = 16
+LENGTH = 14
 
 
 @dataclass(frozen=True)
