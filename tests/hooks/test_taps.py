@@ -100,8 +100,8 @@ def test_a_replacement_of_another_kind_names_intervention_point_and_difference()
         return value[:1].double()
 
     message = (
-        r"intervention 'wrong' cannot replace the value at point '0.output': shape \(1, 3\) where \(2, 3\) is expected, "
-        r"dtype torch.float64 where torch.float32 is expected"
+        r"intervention 'wrong' cannot replace the value at point '0.output': shape \(1, 3\) where \(2, 3\) is "
+        r"expected, dtype torch.float64 where torch.float32 is expected"
     )
     with HookManager(net) as hooks:
         hooks.use(wrong, at="0.output")
@@ -134,7 +134,7 @@ def test_writing_to_the_live_value_is_told_at_once(
     net = nn.Sequential(nn.Identity(), nn.Tanh())
     with HookManager(net, strict=strict) as hooks, mode():
         hooks.use(Writes, at="1.output")
-        with pytest.raises(InPlaceEditError, match="'Writes' wrote to the live value at point '1.output'; clone it"):
+        with pytest.raises(InPlaceEditError, match=r"'Writes' wrote to the live value at point '1\.output'; clone it"):
             net(torch.randn(2, 3))
 
 
