@@ -378,3 +378,15 @@ def test_points_are_given_as_they_were_asked_for(model: Transformer, token_ids: 
         model(token_ids)
     assert asked == ["blocks.0.output", "blocks.1.ffn.mid"]
     assert all(isinstance(point, HookPoint) for point in asked)
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_fast_path_of_torch_hides_no_module(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 5, 16)
+    with mode(), leaves_no_trace(encoder) as run, HookManager(encoder) as hooks:
+        bare = encoder(x)
+        hooks.attach("layers.0.linear1")
+        torch.testing.assert_close(run(x), bare, atol=1e-6, rtol=1e-5)
+        assert hooks.get("layers.0.linear1.output").shape == (2, 5, 32)
