@@ -138,6 +138,8 @@ class _Runs:
                 f"the metric gave a tensor of shape {tuple(measured.shape)} for logits {tuple(logits.shape)}; it "
                 f"gives one number, such as the mean over the rows"
             )
+        if not isinstance(measured, Tensor | float | int):
+            raise SweepError(f"the metric gave a {type(measured).__name__}, not a number; it takes logits (B, S, V)")
         number = float(measured)
         if not math.isfinite(number):
             raise SweepError(f"the metric gave {number!r} for logits of shape {tuple(logits.shape)}, not a number")

@@ -13,6 +13,7 @@ from kamui.errors import (
     InterventionContractError,
     NeverFiredWarning,
     NoOpenScopeError,
+    NotCapturedError,
     OptionError,
     PointError,
     ScopeClosedError,
@@ -299,3 +300,25 @@ def test_a_model_that_ran_elsewhere_is_told_of_in_strict_scopes_as_an_error(net:
         leave_it()
     with pytest.raises(StrictError, match=message):
         leave_it(strict=True)
+
+
+def test_a_scope_that_nobody_refers_to_any_more_is_closed_and_told(net: nn.Sequential) -> None:
+    bare = net(X)
+    hooks = HookManager(net)
+    hooks.__enter__()
+    hooks.attach("0", replace_with=torch.zeros_like)
+    with pytest.warns(ResourceWarning, match="a HookManager scope on a Sequential was never left and is closed now"):
+        del hooks
+    assert torch.equal(net(X), bare)
+    assert inspect(net) == []
+    with pytest.raises(NoOpenScopeError, match="needs an open scope"):
+        kamui.use("cache", at="0.output")
+
+
+def test_one_point_captured_in_two_ways_is_not_read_as_if_it_were_one(net: nn.Sequential) -> None:
+    with HookManager(net) as hooks:
+        hooks.attach("0")
+        hooks.attach("0", dtype=torch.float64)
+        net(X)
+    with pytest.raises(NotCapturedError, match=r"point .0\.output. is captured 2 times in this scope, with different"):
+        hooks.get("0.output")

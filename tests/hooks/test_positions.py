@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from kamui.errors import PositionError
+from kamui.errors import NeverFiredWarning, PositionError
 from kamui.hooks import Call, HookManager, HookPoint, Positions, take_positions, token_mask
 from kamui.model import KVCache, Transformer
 
@@ -47,10 +48,12 @@ class Marks:
 def chosen(
     model: nn.Module, positions: Positions, *calls: dict[str, Any], at: str = "model.layers.0.output"
 ) -> list[list[list[int]]]:
-    with torch.no_grad(), HookManager(model) as hooks:
-        marks = Marks(hooks, at, positions)
-        for call in calls:
-            model(**call)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeverFiredWarning)  # "generated" is in no direct call
+        with torch.no_grad(), HookManager(model) as hooks:
+            marks = Marks(hooks, at, positions)
+            for call in calls:
+                model(**call)
     return marks.chosen
 
 
@@ -195,7 +198,10 @@ def test_what_cannot_be_known_is_an_error_and_never_a_guess(llama: LlamaForCausa
     assert fails(llama, 1.5, RIGHT).endswith("or one of prompt, generated, last, not 1.5")
     assert fails(llama, True, RIGHT).endswith("not True")
     assert fails(llama, slice(None, None, -1), RIGHT) == "a slice of positions goes forward; its step is -1"
-    assert fails(llama, torch.tensor([1, 2, 3]), RIGHT) == "3 positions were given for 2 rows; give one for each row"
+    assert (
+        fails(llama, torch.tensor([1, 2, 3]), RIGHT) == "3 positions were given for 2 rows; "
+        "a tensor has one for each row, a list the same for every row"
+    )
 
 
 def test_rows_with_different_numbers_of_tokens_cannot_be_taken_together(llama: LlamaForCausalLM) -> None:

@@ -32,8 +32,8 @@ def report() -> Report:
 def test_a_report_counts_what_was_called_and_what_was_changed(report: Report) -> None:
     assert report.as_dict() == {
         "rows": (
-            {"intervention": "cache", "point": "1.output", "calls": 2, "changed": 0},
-            {"intervention": "sometimes", "point": "input", "calls": 3, "changed": 2},
+            {"intervention": "cache", "point": "1.output", "calls": 2, "changed": 0, "missed": 0},
+            {"intervention": "sometimes", "point": "input", "calls": 3, "changed": 2, "missed": 0},
         ),
         "finished": 2,
         "dropped": 1,
@@ -43,7 +43,7 @@ def test_a_report_counts_what_was_called_and_what_was_changed(report: Report) ->
 
 
 def test_a_report_reads_well_in_text_in_a_terminal_and_in_a_notebook(report: Report) -> None:
-    head = "2 forward pass(es) finished, 1 dropped, 0 seen elsewhere"
+    head = "2 forward pass(es) finished, 1 failed"
     assert str(report).splitlines() == [
         head,
         "cache  1.output  called 2  changed 0",
@@ -53,7 +53,7 @@ def test_a_report_reads_well_in_text_in_a_terminal_and_in_a_notebook(report: Rep
     console.print(report)
     assert "sometimes" in console.export_text()
     assert f"<caption>{head}</caption>" in report._repr_html_()
-    assert "<td>sometimes</td><td>input</td><td>3</td><td>2</td>" in report._repr_html_()
+    assert "<td>sometimes</td><td>input</td><td>3</td><td>2</td><td>0</td>" in report._repr_html_()
 
 
 @pytest.mark.filterwarnings("ignore:the model ran")
@@ -65,4 +65,4 @@ def test_names_are_escaped_in_html_and_runs_elsewhere_are_counted() -> None:
         thread.start()
         thread.join()
         assert "&lt;lambda&gt;" in hooks.report()._repr_html_()
-        assert "1 seen elsewhere" in str(hooks.report())
+        assert "1 in other threads or tasks" in str(hooks.report())

@@ -233,7 +233,6 @@ def test_each_intervention_sees_what_the_one_before_it_returned_and_captures_see
     with HookManager(net) as hooks:
         hooks.use(lambda value: value + 1, at="0.output")
         hooks.use(lambda value: value * 0, at="0.output")
-        hooks.attach("0")
         hooks.use("cache", at="0.output", raw=True)
         net(X)
         assert torch.equal(hooks.get("0.output"), net[0].forward(X))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kamui.errors import (
     CallIndexError,
+    NeverFiredWarning,
     NotCapturedError,
     OptionError,
     PositionError,
@@ -328,8 +329,10 @@ def test_a_pass_that_there_was_not_is_refused(model: Transformer, token_ids: Ten
 
 def test_a_pass_without_the_positions_is_refused(model: Transformer, token_ids: Tensor) -> None:
     message = r"layer 'blocks.0.output' was not seen in forward pass -1: its module was not called, or the positions"
+    with pytest.warns(NeverFiredWarning, match="the positions asked for were in no call of these points"):
+        lens = lens_of(model, token_ids, positions=20)
     with pytest.raises(NotCapturedError, match=message):
-        lens_of(model, token_ids, positions=20).logits()
+        lens.logits()
 
 
 def test_a_layer_that_is_called_twice_is_refused(model: Transformer, token_ids: Tensor) -> None:

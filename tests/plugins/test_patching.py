@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kamui.errors import HeadError, OptionError, ReplacementError
+from kamui.errors import HeadError, NoEffectWarning, OptionError, ReplacementError
 from kamui.hooks import HookManager
 from kamui.model import ModelConfig, Transformer
 from kamui.testing import leaves_no_trace
@@ -101,7 +101,9 @@ def test_a_function_may_take_the_point_and_the_call(model: Transformer, token_id
     def look(value: Tensor, point: str, call: Any) -> None:
         seen.append((point, call.forward, tuple(value.shape)))
 
-    output = patched(model, "blocks.*.output", token_ids, value=look)
+    told = r"replaced nothing in 2 call\(s\) at .*did it forget to return the new value"
+    with pytest.warns(NoEffectWarning, match=told):
+        output = patched(model, "blocks.*.output", token_ids, value=look)
     assert seen == [(f"blocks.{layer}.output", 0, (2, 6, 16)) for layer in range(2)]
     assert torch.equal(output, model(token_ids))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import kamui
 from kamui.errors import (
+    NeverFiredWarning,
     NotCapturedError,
     OptionError,
     PositionError,
@@ -237,10 +238,11 @@ def test_a_call_without_the_position_is_not_counted_as_changed(
     model: Transformer, token_ids: Tensor, vector: Tensor
 ) -> None:
     bare = model(token_ids)
-    with HookManager(model) as hooks:
+    told = "the positions asked for were in no call of these points: 'blocks.1.output' .steering."
+    with pytest.warns(NeverFiredWarning, match=told), HookManager(model) as hooks:  # noqa: PT031  told at the end
         hooks.use("steering", vector=vector, positions=20)
         assert torch.equal(model(token_ids), bare)
-        assert [(row.calls, row.changed) for row in hooks.report().rows] == [(1, 0)]
+        assert [(row.calls, row.changed, row.missed) for row in hooks.report().rows] == [(1, 0, 1)]
 
 
 def test_positions_on_a_value_without_a_sequence_are_refused() -> None:

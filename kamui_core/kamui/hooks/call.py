@@ -21,11 +21,16 @@ class Call:
         recomputing: True while autograd runs the module again, as activation checkpointing does.
     """
 
-    __slots__ = ("entry", "original")
+    __slots__ = ("entry", "missed", "original")
 
     def __init__(self, entry: Entry, original: Tensor | None = None) -> None:
         self.entry = entry
         self.original = original
+        self.missed: bool | None = None
+
+    def note_positions(self, *, found: bool) -> None:
+        """Note whether positions that an intervention asks for are in this call; the report counts where none was."""
+        self.missed = self.missed is not False and not found
 
     @property
     def module(self) -> nn.Module:

@@ -22,7 +22,8 @@ Callback = Callable[..., Any]
 class Listener:
     """One intervention at one point: its callback, and what it has done so far.
 
-    `calls` counts how often the callback was asked, `changed` how often it returned another value.
+    `calls` counts how often the callback was asked, `changed` how often it returned another value,
+    `missed` how often the positions that it asks for were not in the call.
 
     Args:
         point: The name under which the intervention asked for the place.
@@ -40,12 +41,12 @@ class Listener:
         "changed",
         "invoke",
         "label",
+        "missed",
         "place",
         "point",
         "priority",
         "since",
         "strict",
-        "wants_call",
     )
 
     def __init__(
@@ -66,9 +67,9 @@ class Listener:
         self.place = place
         self.strict = strict
         self.since = since
-        self.wants_call = "call" in arguments
         self.invoke = _adapt(callback, point, frozenset(arguments))
         self.calls = 0
+        self.missed = 0
         self.changed = 0
 
 
@@ -93,6 +94,9 @@ def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
                 f"clone it, change the copy and return that"
             )
         listener.calls += 1
+        if call.missed is not None:
+            listener.missed += call.missed
+            call.missed = None
         if result is not None and result is not value:
             check_replacement(listener.label, listener.point, value, result)
             listener.changed += 1

@@ -6,14 +6,13 @@ import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from weakref import finalize
 
 from torch import Tensor, nn
 
 from kamui.errors import (
-    ForeignForwardWarning,
     InterventionContractError,
     KamuiWarning,
-    NeverFiredWarning,
     NoOpenScopeError,
     OptionError,
     PointError,
@@ -24,6 +23,7 @@ from kamui.errors import (
 )
 from kamui.hooks.architecture import Architecture
 from kamui.hooks.context import active_scopes
+from kamui.hooks.findings import findings_of
 from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
 from kamui.hooks.reading import Forward, read, read_all
@@ -94,19 +94,21 @@ class HookManager:
         scope = Scope(self, unwrap(self._model), strict=self._strict, isolated=self._isolated)
         scope.open()
         self._scope = scope
+        self._finalizer = finalize(self, _close_abandoned, scope)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         scope = self._open_scope("__exit__")
+        self._finalizer.detach()
         opened_here, errors = scope.close()
         if not opened_here:
             errors.append(
                 ScopeError("this scope was closed in another thread or task than opened it; it is gone from the model")
             )
         if error is None and not errors:
-            _tell(_findings(scope), strict=self._strict)
+            _tell(findings_of(scope), strict=self._strict)
         _raise_first(error, errors)
 
     def attach(
@@ -231,7 +233,7 @@ def use(source: Source, /, **options: Any) -> Any:
         NoOpenScopeError: No scope is open here.
         PluginError: The intervention cannot be had, or an option does not fit.
     """
-    scopes = [scope for scope in active_scopes() if scope.is_open]
+    scopes = [scope for scope in active_scopes() if scope.is_open and scope.manager is not None]
     if not scopes:
         name = repr(source) if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
         raise NoOpenScopeError(
@@ -240,6 +242,17 @@ def use(source: Source, /, **options: Any) -> Any:
         )
     innermost: HookManager = scopes[-1].manager
     return innermost.use(source, **options)
+
+
+def _close_abandoned(scope: Scope) -> None:
+    if scope.is_open:
+        scope.close()
+        warnings.warn(
+            f"a HookManager scope on a {type(scope.model).__name__} was never left and is closed now that nothing "
+            f"refers to it; write 'with HookManager(model) as hooks:'",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention, str]:
@@ -257,28 +270,6 @@ def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention,
     raise InterventionContractError(
         f"{source!r} is no intervention; use takes a name, a class, an instance or a function of the value"
     )
-
-
-def _findings(scope: Scope) -> list[KamuiWarning]:
-    findings: list[KamuiWarning] = []
-    silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
-    if silent:
-        names = ", ".join(f"{one.point!r} ({one.label})" for one in silent[:6])
-        more = f" and {len(silent) - 6} more" if len(silent) > 6 else ""
-        findings.append(
-            NeverFiredWarning(
-                f"the model ran {scope.passes.finished} time(s), and these points never fired: {names}{more}; "
-                f"their modules were not called, or do not compute that quantity"
-            )
-        )
-    if scope.passes.foreign:
-        findings.append(
-            ForeignForwardWarning(
-                f"the model ran {scope.passes.foreign} time(s) in threads or tasks that do not have this scope, and "
-                f"nothing was seen or changed there; open a scope there, or HookManager(model, isolated=False)"
-            )
-        )
-    return findings
 
 
 def _tell(findings: list[KamuiWarning], *, strict: bool) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn, Self
 
-from kamui.errors import PointError
+from kamui.errors import PointError, did_you_mean
 
 MODULE_IOS: Final = ("input", "output")
 ATTENTION_IOS: Final = ("q", "k", "v", "pre_softmax", "weights", "z")
@@ -73,6 +73,6 @@ def _refuse(text: str) -> NoReturn:
     last = text.rpartition(".")[2].partition("[")[0]
     ios = ", ".join(FORWARD_IOS)
     raise PointError(
-        f"{text!r} is no hook point: its last segment {last!r} is no io; "
+        f"{text!r} is no hook point: its last segment {last!r} is no io{did_you_mean(last, FORWARD_IOS)}; "
         f"write '<module_path>.<io>' with one of {ios} (each also with the prefix {GRADIENT_PREFIX!r})"
     )

@@ -36,6 +36,7 @@ def token_mask(positions: Positions, point: HookPoint, value: Tensor, call: Call
     if positions is None:
         return None
     chosen = _chosen_tokens(positions, point, value, call)
+    call.note_positions(found=bool(chosen.any()))
     shape = [chosen.shape[0], *(1 for _ in range(value.dim() - 3)), chosen.shape[1], 1]
     return chosen.to(value.device).view(shape)
 
@@ -50,7 +51,9 @@ def take_positions(positions: Positions, point: HookPoint, value: Tensor, call: 
         return value
     chosen = _chosen_tokens(positions, point, value, call).to(value.device)
     counts = chosen.sum(-1)
-    if not counts.any():
+    found = bool(counts.any())
+    call.note_positions(found=found)
+    if not found:
         return None
     if (counts != counts[0]).any():
         raise PositionError(
@@ -121,7 +124,10 @@ def _select_slice(wanted: slice, known: Tensor, call: Call) -> Tensor:
 
 def _select_per_row(wanted: Tensor, known: Tensor, call: Call) -> Tensor:
     if wanted.shape[0] != known.shape[0]:
-        raise PositionError(f"{wanted.shape[0]} positions were given for {known.shape[0]} rows; give one for each row")
+        raise PositionError(
+            f"{wanted.shape[0]} positions were given for {known.shape[0]} rows; a tensor has one for each row, "
+            f"a list the same for every row"
+        )
     wanted = wanted.to(known.device)[:, None]
     if (wanted < 0).any():
         wanted = torch.where(wanted < 0, wanted + _from_prompt_end(0, call, known), wanted)

@@ -12,7 +12,7 @@ from kamui.hooks.points import HookPoint
 
 if TYPE_CHECKING:
     from kamui.hooks.chain import Listener
-    from kamui.hooks.scope import Scope
+    from kamui.hooks.scope import Scope, Use
     from kamui.hooks.store import Captures
 
 Forward = int | Literal["all"]
@@ -41,7 +41,8 @@ def read(scope: Scope, text: str, call: int | None, forward: Forward) -> Tensor:
 def read_all(scope: Scope, forward: Forward) -> dict[str, Tensor]:
     """Return every captured value of one forward pass, or of all of them joined along the sequence."""
     found: dict[str, Tensor] = {}
-    for captures, listener in _all_capturing(scope):
+    for point in dict.fromkeys(listener.point for _, listener in _all_capturing(scope)):
+        captures, listener = _capturing(scope, point)
         if forward == "all":
             joined = captures.joined(listener.point, None)
             values = [] if joined is None else [joined]
@@ -54,8 +55,8 @@ def read_all(scope: Scope, forward: Forward) -> dict[str, Tensor]:
     return found
 
 
-def _all_capturing(scope: Scope) -> list[tuple[Captures, Listener]]:
-    return [(use.captures, listener) for use in scope.uses if use.captures is not None for listener in use.listeners]
+def _all_capturing(scope: Scope) -> list[tuple[Use, Listener]]:
+    return [(use, listener) for use in scope.uses if use.captures is not None for listener in use.listeners]
 
 
 def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
@@ -63,13 +64,24 @@ def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
         raise PointError(f"{text!r} is a pattern; get takes one point, get_all returns everything that was captured")
     wanted = scope.locator.place(HookPoint(text))
     known = _all_capturing(scope)
-    found = [pair for pair in known if pair[1].place == wanted]
+    found = [(use, listener) for use, listener in known if listener.place == wanted]
     if not found:
         there = ", ".join(repr(str(listener.point)) for _, listener in known[:6]) or "nothing"
         raise NotCapturedError(
             f"point {text!r} is in this model but not attached; attach it before the forward pass (attached: {there})"
         )
-    return found[-1]
+    if len({repr(use.intervention) for use, _ in found}) > 1:
+        raise NotCapturedError(
+            f"point {text!r} is captured {len(found)} times in this scope, with different options; keep what "
+            f"hooks.use('cache', ...) returns and read its captures.calls({text!r}, forward)"
+        )
+    use, listener = found[-1]
+    return _captures_of(use), listener
+
+
+def _captures_of(use: Use) -> Captures:
+    assert use.captures is not None
+    return use.captures
 
 
 def _number_of(scope: Scope, listener: Listener | None, forward: int) -> int:
@@ -102,6 +114,11 @@ def _nothing(scope: Scope, listener: Listener, where: str) -> NotCapturedError:
     point = str(listener.point)
     if scope.passes.finished == 0:
         return NotCapturedError(f"there is nothing to get at {point!r}: {_why_no_pass(scope)}")
+    if listener.missed:
+        return NotCapturedError(
+            f"nothing was captured at point {point!r} in {where}: the positions asked for were not in that call "
+            f"(they were missed in {listener.missed} of {listener.calls} calls)"
+        )
     if listener.calls:
         return NotCapturedError(f"nothing was captured at point {point!r} in {where}, though it fired in others")
     return NotCapturedError(

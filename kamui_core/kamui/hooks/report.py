@@ -20,12 +20,14 @@ class Row:
         point: The point.
         calls: How often it was called there.
         changed: How often it returned another value.
+        missed: How often the token positions that it asks for were not in the call.
     """
 
     intervention: str
     point: str
     calls: int
     changed: int
+    missed: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Report:
     @classmethod
     def of(cls, scope: Scope) -> Report:
         """Read the counters of a scope."""
-        rows = tuple(Row(one.label, str(one.point), one.calls, one.changed) for one in scope.listeners())
+        rows = tuple(Row(one.label, str(one.point), one.calls, one.changed, one.missed) for one in scope.listeners())
         passes = scope.passes
         return cls(rows, passes.finished, passes.dropped, passes.foreign)
 
@@ -57,7 +59,10 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self._summary()]
-        lines += [f"{row.intervention}  {row.point}  called {row.calls}  changed {row.changed}" for row in self.rows]
+        lines += [
+            f"{row.intervention}  {row.point}  called {row.calls}  changed {row.changed}{_missed(row)}"
+            for row in self.rows
+        ]
         return "\n".join(lines)
 
     def __rich__(self) -> Table:
@@ -67,8 +72,9 @@ class Report:
         table = Table("intervention", "point", title=self._summary())
         table.add_column("called", justify="right")
         table.add_column("changed", justify="right")
+        table.add_column("missed", justify="right")
         for row in self.rows:
-            table.add_row(Text(row.intervention), Text(row.point), str(row.calls), str(row.changed))
+            table.add_row(Text(row.intervention), Text(row.point), str(row.calls), str(row.changed), str(row.missed))
         return table
 
     def _repr_html_(self) -> str:
@@ -76,11 +82,17 @@ class Report:
 
         cells = "".join(
             f"<tr><td>{escape(row.intervention)}</td><td>{escape(row.point)}</td>"
-            f"<td>{row.calls}</td><td>{row.changed}</td></tr>"
+            f"<td>{row.calls}</td><td>{row.changed}</td><td>{row.missed}</td></tr>"
             for row in self.rows
         )
-        head = "<tr><th>intervention</th><th>point</th><th>called</th><th>changed</th></tr>"
+        head = "<tr><th>intervention</th><th>point</th><th>called</th><th>changed</th><th>missed</th></tr>"
         return f"<table><caption>{escape(self._summary())}</caption>{head}{cells}</table>"
 
     def _summary(self) -> str:
-        return f"{self.finished} forward pass(es) finished, {self.dropped} dropped, {self.foreign} seen elsewhere"
+        others = [f", {self.dropped} failed"] if self.dropped else []
+        others += [f", {self.foreign} in other threads or tasks"] if self.foreign else []
+        return f"{self.finished} forward pass(es) finished{''.join(others)}"
+
+
+def _missed(row: Row) -> str:
+    return f"  missed {row.missed} (its positions were not in the call)" if row.missed else ""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kamui.errors import NotCapturedError
+from kamui.hooks.points import HookPoint
 
 if TYPE_CHECKING:
     from kamui.hooks.call import Call
     from kamui.hooks.passes import ForwardPass
+
+
+_WITH_EARLIER_KEYS: Final = ("k", "v", "pre_softmax", "weights")
 
 
 class Kept(NamedTuple):
@@ -115,6 +119,11 @@ class Captures:
         ]
         if not chosen:
             return None
+        if len(chosen) > 1 and HookPoint(point).io in _WITH_EARLIER_KEYS:
+            raise NotCapturedError(
+                f"the captures of {point!r} cannot be joined along the sequence: with a cache each pass has also "
+                f"the keys of those before it; read them one by one with forward=0, 1, ..."
+            )
         try:
             return torch.cat(chosen, dim=-2 if chosen[0].dim() > 1 else 0)
         except RuntimeError as error:
