@@ -52,11 +52,11 @@ class Layout:
         return tensor if self.dtype is None else tensor.to(self.dtype)
 
     def put_back(self, shown: Tensor, like: Tensor) -> Tensor:
-        """Return what was shown in the layout and dtype of `like`."""
+        """Return what was shown in the layout, strides and dtype of `like`: the module may go on with a view."""
         tensor = shown.to(like.dtype).reshape(self._permuted(like).shape)
-        if not self._is_permuted():
-            return tensor
-        return tensor.permute([self.order.index(dim) for dim in range(len(self.order))])
+        if self._is_permuted():
+            tensor = tensor.permute([self.order.index(dim) for dim in range(len(self.order))])
+        return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
     def _is_permuted(self) -> bool:
         return self.order != tuple(range(len(self.order)))
