@@ -7,10 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from families.zoo import FAMILIES, make
-from families.zoo import inputs_of as inputs_of_kind
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from families.zoo import FAMILIES, make
+from families.zoo import inputs_of as inputs_of_kind
 
 IOS = ("q", "k", "v", "pre_softmax", "weights", "z")
 WITH_TOKENS = [name for name, family in FAMILIES.items() if family.kind not in ("vision", "audio")]

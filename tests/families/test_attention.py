@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from families.attending import (
     BOTH_IMPLEMENTATIONS,
     IOS,
@@ -19,9 +24,7 @@ from families.attending import (
     tensors,
 )
 from families.zoo import FAMILIES, make
-from torch import Tensor
-from transformers import PreTrainedModel
-
+from kamui.errors import AttentionError
 from kamui.hooks import HookManager
 
 CASES = [
@@ -36,6 +39,15 @@ CASES = [
 ONE_OF_TWO_MODELS = ("falcon_rw",)
 # These hand out no attention weights of their own.
 SILENT = ("clip",)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Let the threads of so small models not wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def build(name: str, eager: bool, padded: bool) -> tuple[PreTrainedModel, dict[str, Tensor]]:
@@ -59,9 +71,7 @@ def test_weights_are_those_that_the_eager_model_hands_out(name: str, eager: bool
     expected = expected_weights(name, padded=padded)
     assert found.keys() == expected.keys()
     for key, weights in found.items():
-        torch.testing.assert_close(
-            real_rows(weights, inputs), real_rows(expected[key], inputs), atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(real_rows(weights, inputs), real_rows(expected[key], inputs), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "eager", "padded"), CASES)
@@ -160,7 +170,9 @@ def test_queries_keys_and_values_do_not_depend_on_the_implementation(name: str, 
 def test_keys_and_values_have_the_heads_that_the_config_says(name: str, eager: bool) -> None:
     model, inputs = build(name, eager, True)
     _, found = capture(model, inputs, "k", "v")
-    heads = {"falcon": 1, "gpt_bigcode": 1, "falcon_40b": 4}.get(name, FAMILIES[name].settings.get("num_key_value_heads"))
+    heads = {"falcon": 1, "gpt_bigcode": 1, "falcon_40b": 4}.get(
+        name, FAMILIES[name].settings.get("num_key_value_heads")
+    )
     assert {value.shape[1] for value in found.values()} == {heads}
 
 
@@ -263,11 +275,7 @@ def test_scores_before_the_mask_are_soft_capped_and_have_no_column_for_sinks() -
 
 
 @torch.no_grad()
-def test_attention_in_pieces_and_closed_kernels_are_errors_that_say_so() -> None:
-    import transformers
-
-    from kamui.errors import AttentionError
-
+def test_attention_in_pieces_is_an_error_that_says_so() -> None:
     config = transformers.LongformerConfig(
         vocab_size=67,
         hidden_size=32,
@@ -277,17 +285,20 @@ def test_attention_in_pieces_and_closed_kernels_are_errors_that_say_so() -> None
         attention_window=4,
     )
     model = transformers.LongformerModel(config).eval()
-    with HookManager(model) as hooks, pytest.raises(AttentionError, match="computes attention in pieces"):
+    with HookManager(model) as hooks:
         hooks.use("cache", at="encoder.layer.0.attention.self.weights")
-        model(inputs_of("bert")["input_ids"])
+        with pytest.raises(AttentionError, match="computes attention in pieces"):
+            model(inputs_of("bert")["input_ids"])
+
+
+@torch.no_grad()
+def test_an_implementation_that_shows_nothing_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers.AttentionInterface.register("flash_by_hand", lambda module, query, *_, **__: (query.mT.mT, None))
     llama, inputs = make("llama")
     llama.config._attn_implementation = "flash_by_hand"
-    with (
-        HookManager(llama) as hooks,
-        pytest.raises(AttentionError, match=r"'flash_by_hand', which never forms .*set_attn_implementation\('eager'\)"),
-    ):
+    with HookManager(llama) as hooks:
         hooks.use("cache", at="model.layers.0.self_attn.weights")
-        llama(**inputs)
+        with pytest.raises(AttentionError, match=r"'flash_by_hand', which never .*set_attn_implementation\('eager'\)"):
+            llama(**inputs)

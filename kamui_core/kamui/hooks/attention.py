@@ -106,6 +106,7 @@ class AttentionMode(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return attend(self._internals, self._tape, AttentionInputs.bind(args, kwargs))
         if func is F.multi_head_attention_forward:
+            self._eager.is_multihead = True
             self._eager.batch = batch_of_call(args, kwargs)
             with self:
                 return open_body()(*args, **kwargs)

@@ -15,6 +15,7 @@ from kamui.hooks.layout import (
     batch_of,
     before_cast,
     before_repeat,
+    before_scaling,
     before_transposition,
 )
 from kamui.hooks.products import PRODUCTS, Product
@@ -33,7 +34,9 @@ class EagerAttention:
         tape: What the call has computed so far.
 
     Attributes:
-        batch: B, where the module joins it with the heads and somebody knows it; else it is looked for.
+        batch: B, where it is joined with the heads and somebody knows it; else it is looked for.
+        is_multihead: Whether the steps are those of torch's own multi-head attention, which scales the queries before
+            the product when it forms weights, and leaves that to the kernel when not.
     """
 
     def __init__(self, internals: Internals, tape: Tape) -> None:
@@ -43,6 +46,7 @@ class EagerAttention:
         self._layout = Layout(1)
         self._keys = 0
         self.batch: int | None = None
+        self.is_multihead = False
         self._awaits_weights = False
 
     def softmax(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,6 +98,8 @@ class EagerAttention:
     def _scored(self, scores: Scores, entering: Value) -> Tensor:
         query, query_order, key, key_order = scores.product.as_scores()
         asked = before_cast(self._tape.value(query))
+        if self.is_multihead:
+            asked = before_scaling(asked)
         is_joined = entering.tensor.dim() == 3
         batch = batch_of(asked if is_joined else entering)
         self._layout = Layout(self.batch if is_joined and self.batch else batch, dtype=asked.tensor.dtype)

@@ -16,7 +16,7 @@ CASTS: Final = frozenset({"to", "float", "type", "type_as", "half", "bfloat16", 
 
 _TRANSPOSITIONS: Final = frozenset({"transpose", "permute", "mT", "T", "swapaxes", "swapdims", "movedim", "mH"})
 _COPIES: Final = frozenset({"contiguous", "clone"})
-_SCALINGS: Final = frozenset({"mul", "div", "__mul__", "__truediv__", "__rmul__", "true_divide"})
+_SCALINGS: Final = frozenset({"mul", "div", "true_divide"})
 _REPEATS: Final = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"})
 _SAME_ELEMENTS: Final = (
     frozenset({"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "__getitem__"})
@@ -94,6 +94,13 @@ def before_cast(value: Value) -> Value:
     return value
 
 
+def before_scaling(value: Value) -> Value:
+    """Return what a value was before it was multiplied or divided by one number."""
+    while value.step is not None and _scales(value.step):
+        value = value.step.inputs[0]
+    return value
+
+
 def before_transposition(value: Value, order: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
     """Return what was transposed, and perhaps scaled, to enter a product, where `order` would undo just that."""
     current = value
@@ -133,5 +140,4 @@ def _same_elements(value: Value, through: frozenset[str] = frozenset()) -> Itera
 
 
 def _scales(step: Step) -> bool:
-    by = [value.tensor.numel() for value in step.inputs[1:]]
-    return step.name in _SCALINGS and all(count == 1 for count in by)
+    return step.name in _SCALINGS and all(value.tensor.dim() == 0 for value in step.inputs[1:])
