@@ -246,6 +246,23 @@ def test_an_edit_of_keys_or_values_is_not_written_to_the_cache(name: str, eager:
     assert torch.equal(kept.values, expected.values)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("eager", [True, False])
+@torch.no_grad()
+def test_a_static_cache_is_read_and_left_as_it_is(name: str, eager: bool) -> None:
+    model, inputs = build(name, eager, False)
+    path = attentions(model)[0]
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "cache_implementation": "static"}
+    bare = model.generate(**inputs, **options, disable_compile=True)
+    with HookManager(model) as hooks:
+        hooks.use("cache", at=[f"{path}.{io}" for io in IOS])
+        hooks.use(lambda value: value.clone(), at=points(model, *IOS))
+        assert torch.equal(model.generate(**inputs, **options, disable_compile=True), bare)
+        k, weights, v, z = (hooks.get(f"{path}.{io}", forward=3) for io in ("k", "weights", "v", "z"))
+    assert weights.shape[-1] == k.shape[2]
+    torch.testing.assert_close(weights @ v.repeat_interleave(4 // v.shape[1], 1), z, atol=1e-5, rtol=1e-4)
+
+
 @torch.no_grad()
 def test_scores_before_the_mask_hold_the_position_bias() -> None:
     model, inputs = build("t5", True, True)

@@ -205,6 +205,18 @@ def test_a_softmax_of_a_router_is_no_attention() -> None:
         assert hooks.get("weights").shape == (B, H, S, S)
 
 
+@pytest.mark.parametrize("equation", ["bhqd,bhkd->bhd", "bhqd,bhkd->b", "bhqd,bhqd->bhqd"])
+def test_a_softmax_of_another_product_is_no_attention(equation: str) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return with_masked_fill(q, k, v) * torch.einsum(equation, q, k).softmax(-1).mean()
+
+    module = Module(attention)
+    with HookManager(module) as hooks:
+        hooks.use("cache", at="weights")
+        module(*inputs())
+        assert hooks.get("weights").shape == (B, H, S, S)
+
+
 def test_two_softmaxes_of_scores_are_no_single_value() -> None:
     module = Module(lambda q, k, v: with_masked_fill(q, k, v) + with_sinks(q, k, v))
     with HookManager(module) as hooks:

@@ -73,7 +73,7 @@ class EagerAttention:
         product = Product.read(name, args, kwargs) if is_derived else None
         if product is not None:
             return self._mixed(product, func, args, kwargs)
-        if is_in_place(name) and self._internals.hears("q", "k", "pre_softmax"):
+        if is_in_place(name) and isinstance(args[0], Tensor) and self._internals.hears("q", "k", "pre_softmax"):
             self._tape.keep(args[0])
         result = func(*args, **kwargs)
         if is_derived and isinstance(result, Tensor):

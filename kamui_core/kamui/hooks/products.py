@@ -64,6 +64,14 @@ class Product:
             return None
         return cls(left, right, left_letters, right_letters, letters)
 
+    @property
+    def may_be_scores(self) -> bool:
+        """Whether rows come from one factor alone and columns from the other, as in queries times keys."""
+        if len(self.letters) < 3:
+            return False
+        row, column = ((letter in self.left_letters, letter in self.right_letters) for letter in self.letters[-2:])
+        return {row, column} == {(True, False), (False, True)}
+
     def as_scores(self) -> tuple[Tensor, tuple[int, ...], Tensor, tuple[int, ...]]:
         """Return queries and keys, each with the order of its dimensions that gives (..., S, Dh)."""
         *batch, row, column = list(self.letters)

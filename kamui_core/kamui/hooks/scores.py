@@ -63,6 +63,8 @@ def scores_behind(entering: Value) -> Scores | None:
     if found is None:
         return None
     step, product, links = found
+    if not product.may_be_scores:
+        return None
     return Scores(step, product, _before_mask(entering, Value(step.result, step), links))
 
 
