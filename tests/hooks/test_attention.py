@@ -268,21 +268,21 @@ def test_the_innermost_attention_module_owns_its_attention() -> None:
 
 
 def test_attention_points_of_a_module_that_attends_otherwise_are_named_at_the_end() -> None:
-    class Eager(nn.Module):
+    class Sigmoid(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.child = nn.Identity()
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return (q @ k.mT).softmax(-1) @ v
+            return (q @ k.mT).sigmoid() @ v
 
-    def run(eager: Eager) -> None:
-        with HookManager(eager) as hooks:
+    def run(attend: Sigmoid) -> None:
+        with HookManager(attend) as hooks:
             hooks.use("cache", at="weights")
-            eager(*inputs())
+            attend(*inputs())
 
     with pytest.warns(NeverFiredWarning, match=r"never fired: 'weights' \(cache\)"):
-        run(Eager())
+        run(Sigmoid())
 
 
 def test_a_selector_inside_attention_is_refused() -> None:

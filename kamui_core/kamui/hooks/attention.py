@@ -1,31 +1,32 @@
 """Attention internals: `q k v pre_softmax weights z`, read inside the running module.
 
-While a tapped attention module runs, a `TorchFunctionMode` sees its call of the fused kernel. What is only
-observed is computed beside the kernel, whose result stays what it was to the bit; what is replaced is put in its
-place, and the explicit form is computed from there on. No model code is touched and no implementation switched.
+While a tapped attention module runs, a `TorchFunctionMode` sees what it computes, be it one call of the fused kernel
+or a product, a softmax and another product. What is only observed leaves the module's own result as it is, to the
+bit; what is replaced is put in its place, and flows on through the module's own code. No model code is touched and
+no implementation switched.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from kamui.errors import AttentionError
-from kamui.hooks.call import Call
-from kamui.hooks.chain import fold
+from kamui.hooks.eager import EagerAttention
+from kamui.hooks.fused import attend
+from kamui.hooks.internals import Internals, Line
 from kamui.hooks.kernel import AttentionInputs
+from kamui.hooks.multihead import batch_of_call, open_body
+from kamui.hooks.scores import SOFTMAXES
+from kamui.hooks.tape import Tape, name_of
 
-if TYPE_CHECKING:
-    from kamui.hooks.passes import Entry
-    from kamui.hooks.ports import Port
-
-Line = tuple["Port", "Entry"]
+_CLOSED_KERNELS: Final = ("flash", "flex_attention", "varlen_attn", "efficient_attention", "cudnn_attention")
+_OPEN_IMPLEMENTATIONS: Final = (None, "eager", "sdpa")
 
 
 class _Running(threading.local):
@@ -47,8 +48,10 @@ class AttentionMode(TorchFunctionMode):
 
     def __init__(self, lines: Sequence[Line]) -> None:
         super().__init__()
-        self._lines = lines
-        self._seen = False
+        self._internals = Internals(lines)
+        self._tape = Tape()
+        self._eager = EagerAttention(self._internals, self._tape)
+        self._kernel = ""
         self._ended = False
 
     @classmethod
@@ -64,6 +67,7 @@ class AttentionMode(TorchFunctionMode):
     def remove(self) -> None:
         """Stop listening, wherever in this thread's stack of modes this one is; in another's, let everything pass."""
         self._ended = True
+        self._tape.clear()
         if self in _running.modes:
             _running.modes.remove(self)
         if self not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
@@ -74,50 +78,38 @@ class AttentionMode(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
+    def check(self, module: nn.Module) -> None:
+        """Check, at the good end of the call, that a module which attends let itself be looked into.
+
+        Raises:
+            AttentionError: Its kernel never forms the weights.
+        """
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        kernel = self._kernel or (implementation if implementation not in _OPEN_IMPLEMENTATIONS else "")
+        if kernel and not self._internals.is_claimed:
+            raise self._internals.refusal(
+                f"has no value: attention is computed by {kernel!r}, which never forms the weights; choose another "
+                f"with model.set_attn_implementation('sdpa') or model.set_attn_implementation('eager')"
+            )
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Answer the fused kernel's call; everything else passes."""
+        """Answer the calls that attention is made of; everything else passes, and is noted."""
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and not self._ended and _running.modes[-1:] == [self]:
-            return self._attend(AttentionInputs.bind(args, kwargs))
-        return func(*args, **kwargs)
-
-    def _attend(self, inputs: AttentionInputs) -> Tensor:
-        if self._seen and self._lines:
-            point = str(self._lines[0][0].listeners[0].point)
-            raise AttentionError(
-                f"point {point!r} is not one value: its module computes attention more than once in a call; "
-                f"name the module inside it that computes one"
-            )
-        self._seen = True
-        inputs = dataclasses.replace(
-            inputs,
-            query=self._emit("q", inputs.query),
-            key=self._emit("k", inputs.key),
-            value=self._emit("v", inputs.value),
-        )
-        return self._emit("z", self._mixed(inputs))
-
-    def _mixed(self, inputs: AttentionInputs) -> Tensor:
-        if not self._is_heard("pre_softmax") and not self._is_heard("weights"):
-            return inputs.fused()
-        scores = inputs.scores()
-        changed_scores = self._emit("pre_softmax", scores)
-        if changed_scores is scores and not self._is_heard("weights"):
-            return inputs.fused()
-        weights = inputs.weights(changed_scores)
-        changed_weights = self._emit("weights", weights)
-        if changed_scores is scores and changed_weights is weights:
-            return inputs.fused()
-        return inputs.mix(changed_weights)
-
-    def _is_heard(self, io: str) -> bool:
-        return any(port.io == io for port, _ in self._lines)
-
-    def _emit(self, io: str, value: Tensor) -> Tensor:
-        original = value
-        for port, entry in self._lines:
-            if port.io == io:
-                value = fold(port.listeners, value, Call(entry, original))
-        return value
+        if self._ended or _running.modes[-1:] != [self]:
+            return func(*args, **kwargs)
+        if any(kernel in name_of(func) for kernel in _CLOSED_KERNELS):
+            self._kernel = name_of(func)
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return attend(self._internals, self._tape, AttentionInputs.bind(args, kwargs))
+        if func is F.multi_head_attention_forward:
+            self._eager.is_multihead = True
+            self._eager.batch = batch_of_call(args, kwargs)
+            with self:
+                return open_body()(*args, **kwargs)
+        if func in SOFTMAXES:
+            return self._eager.softmax(func, args, kwargs)
+        return self._eager.compute(func, args, kwargs)

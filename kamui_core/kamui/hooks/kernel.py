@@ -83,10 +83,10 @@ class AttentionInputs:
     def weights(self, scores: Tensor) -> Tensor:
         """Return the weights that the scores lead to, (B, H, Sq, Sk); rows without any allowed key are 0."""
         masked = self._masked(scores)
-        nowhere = (masked == -torch.inf).all(-1, keepdim=True)  # (B, H, Sq, 1)
-        softmax_dtype = torch.float32 if masked.dtype.itemsize < 4 else None
-        weights = torch.softmax(masked.masked_fill(nowhere, 0.0), dim=-1, dtype=softmax_dtype)
-        return weights.masked_fill(nowhere, 0.0).to(scores.dtype)  # (B, H, Sq, Sk)
+        somewhere = masked.detach().amax(-1, keepdim=True) > -torch.inf  # (B, H, Sq, 1)
+        finite = masked.clamp(min=torch.finfo(masked.dtype).min)
+        weights = torch.softmax(finite, dim=-1, dtype=torch.float32 if masked.dtype.itemsize < 4 else None)
+        return (weights * somewhere).to(scores.dtype)  # (B, H, Sq, Sk)
 
     def mix(self, weights: Tensor) -> Tensor:
         """Return the values weighted, (B, H, Sq, Dh), with dropout on the weights."""
@@ -95,15 +95,20 @@ class AttentionInputs:
     def _masked(self, scores: Tensor) -> Tensor:
         if self.is_causal:
             allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~allowed, -torch.inf)
+            scores = scores + _additive(allowed, scores.dtype)
         mask = self.attn_mask
         if isinstance(mask, CausalBias):
             mask = mask._materialize(scores.device)
         if mask is None:
             return scores
-        return scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+        return scores + (_additive(mask, scores.dtype) if mask.dtype is torch.bool else mask)
 
     def _for_each_query_head(self, heads: Tensor) -> Tensor:
         if not self.enable_gqa:
             return heads
         return heads.repeat_interleave(self.query.shape[-3] // heads.shape[-3], dim=-3)
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    nothing = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return nothing.masked_fill(~allowed, -torch.inf)

@@ -27,6 +27,9 @@ class Removable(Protocol):
     def remove(self) -> None:
         """Take it off."""
 
+    def check(self, module: nn.Module) -> None:
+        """Check, at the good end of the call, that it did what it was put there for."""
+
 
 class Entry:
     """One running call of one tapped module."""

@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor, nn
 
 from kamui.errors import ScopeError, ValueStructureError
-from kamui.hooks.attention import AttentionMode, Line
+from kamui.hooks.attention import AttentionMode
 from kamui.hooks.call import Call
 from kamui.hooks.chain import fold
 from kamui.hooks.context import active_scopes, is_suspended
+from kamui.hooks.internals import Line
 from kamui.hooks.passes import autograd_runs
 from kamui.hooks.ports import Port, TapOwner, Wiring
 from kamui.hooks.values import Path, argument_path, kind, main_path, put, take
@@ -174,6 +175,8 @@ def _through_input(port: Port, entry: Entry, given: Arguments, current: Argument
 def _through_outputs(leaving: Sequence[tuple[Wiring, Entry]], output: Any) -> Any:
     current = output
     for wiring, entry in leaving:
+        if entry.mode is not None:
+            entry.mode.check(entry.module)
         for port in wiring.output:
             current = _through_output(port, entry, output, current)
     for wiring, entry in leaving:
