@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from kamui.errors import AttentionError
 from kamui.hooks.call import Call
 from kamui.hooks.chain import fold
+from kamui.hooks.checkpointing import regions
+from kamui.hooks.gradients import Line, has_graph, watch_inside
 from kamui.hooks.kernel import AttentionInputs
+from kamui.hooks.points import GRADIENT_PREFIX
 
 if TYPE_CHECKING:
-    from kamui.hooks.passes import Entry
-    from kamui.hooks.ports import Port
-
-Line = tuple["Port", "Entry"]
+    pass
 
 
 class _Running(threading.local):
@@ -103,21 +103,29 @@ class AttentionMode(TorchFunctionMode):
         if not self._is_heard("pre_softmax") and not self._is_heard("weights"):
             return inputs.fused()
         scores = inputs.scores()
+        beside = not self._is_gradient_wanted(scores)
         changed_scores = self._emit("pre_softmax", scores)
-        if changed_scores is scores and not self._is_heard("weights"):
+        if beside and changed_scores is scores and not self._is_heard("weights"):
             return inputs.fused()
         weights = inputs.weights(changed_scores)
         changed_weights = self._emit("weights", weights)
-        if changed_scores is scores and changed_weights is weights:
+        if beside and changed_scores is scores and changed_weights is weights:
             return inputs.fused()
         return inputs.mix(changed_weights)
 
     def _is_heard(self, io: str) -> bool:
-        return any(port.io == io for port, _ in self._lines)
+        return any(port.io in (io, GRADIENT_PREFIX + io) for port, _ in self._lines)
+
+    def _is_gradient_wanted(self, scores: Tensor) -> bool:
+        """Tell whether scores or weights need a path to the output, which they do not have beside the kernel."""
+        wanted = ("grad_pre_softmax", "grad_weights")
+        return any(port.io in wanted for port, _ in self._lines) and (has_graph(scores) or bool(regions()))
 
     def _emit(self, io: str, value: Tensor) -> Tensor:
         original = value
         for port, entry in self._lines:
             if port.io == io:
                 value = fold(port.listeners, value, Call(entry, original))
-        return value
+        lines = [line for line in self._lines if line[0].io == GRADIENT_PREFIX + io]
+        # The same tensor may be query, key and value.
+        return watch_inside(value, lines, alias=io in ("q", "k", "v")) if lines else value

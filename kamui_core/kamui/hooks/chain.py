@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kamui.errors import InPlaceEditError, ReplacementError
+from kamui.hooks.checkpointing import guard
 from kamui.hooks.values import kind
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ Callback = Callable[..., Any]
 class Listener:
     """One intervention at one point: its callback, and what it has done so far.
 
-    `calls` counts how often the callback was asked, `changed` how often it returned another value.
+    `calls` counts how often the callback was asked, `changed` how often it returned another value,
+    `without_graph` how often it waited for the gradient of a value that has none.
 
     Args:
         point: The name under which the intervention asked for the place.
@@ -46,6 +48,7 @@ class Listener:
         "since",
         "strict",
         "wants_call",
+        "without_graph",
     )
 
     def __init__(
@@ -70,6 +73,7 @@ class Listener:
         self.invoke = _adapt(callback, point, frozenset(arguments))
         self.calls = 0
         self.changed = 0
+        self.without_graph = 0
 
 
 def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
@@ -96,6 +100,8 @@ def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
         if result is not None and result is not value:
             check_replacement(listener.label, listener.point, value, result)
             listener.changed += 1
+            if not call.in_backward:
+                guard(call.forward_pass.log, listener.label, str(listener.point))
             value = result
     return value
 

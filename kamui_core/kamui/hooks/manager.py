@@ -26,7 +26,7 @@ from kamui.hooks.architecture import Architecture
 from kamui.hooks.context import active_scopes
 from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
-from kamui.hooks.reading import Forward, read, read_all
+from kamui.hooks.reading import Forward, read, read_all, why_no_gradient
 from kamui.hooks.report import Report
 from kamui.hooks.scope import Scope, Use
 from kamui.interventions.catalogue import catalogue
@@ -35,6 +35,8 @@ from kamui.interventions.intervention import Intervention
 from kamui.interventions.options import build
 
 if TYPE_CHECKING:
+    from kamui.hooks.chain import Listener
+
     Kind = TypeVar("Kind", bound=Intervention)
     Source = str | type[Intervention] | Intervention | Callable[..., Tensor | None]
 
@@ -262,15 +264,13 @@ def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention,
 def _findings(scope: Scope) -> list[KamuiWarning]:
     findings: list[KamuiWarning] = []
     silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
-    if silent:
-        names = ", ".join(f"{one.point!r} ({one.label})" for one in silent[:6])
-        more = f" and {len(silent) - 6} more" if len(silent) > 6 else ""
-        findings.append(
-            NeverFiredWarning(
-                f"the model ran {scope.passes.finished} time(s), and these points never fired: {names}{more}; "
-                f"their modules were not called, or do not compute that quantity"
-            )
-        )
+    without_gradient = [one for one in silent if one.point.is_gradient]
+    without_value = [one for one in silent if not one.point.is_gradient]
+    if without_value:
+        why = "their modules were not called, or do not compute that quantity"
+        findings.append(_never_fired(scope, without_value, why))
+    for why in dict.fromkeys(why_no_gradient(one) for one in without_gradient):
+        findings.append(_never_fired(scope, [one for one in without_gradient if why_no_gradient(one) == why], why))
     if scope.passes.foreign:
         findings.append(
             ForeignForwardWarning(
@@ -279,6 +279,14 @@ def _findings(scope: Scope) -> list[KamuiWarning]:
             )
         )
     return findings
+
+
+def _never_fired(scope: Scope, silent: list[Listener], why: str) -> NeverFiredWarning:
+    names = ", ".join(f"{one.point!r} ({one.label})" for one in silent[:6])
+    more = f" and {len(silent) - 6} more" if len(silent) > 6 else ""
+    return NeverFiredWarning(
+        f"the model ran {scope.passes.finished} time(s), and these points never fired: {names}{more}; {why}"
+    )
 
 
 def _tell(findings: list[KamuiWarning], *, strict: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kamui.hooks.chain import Listener
     from kamui.hooks.scope import Scope
 
 
@@ -20,12 +21,25 @@ class Row:
         point: The point.
         calls: How often it was called there.
         changed: How often it returned another value.
+        note: Why nothing came to a gradient point, where that is known.
     """
 
     intervention: str
     point: str
     calls: int
     changed: int
+    note: str = ""
+
+    @classmethod
+    def of(cls, listener: Listener) -> Row:
+        """Read the counters of one listener."""
+        note = "no graph" if listener.without_graph and not listener.calls else ""
+        return cls(listener.label, str(listener.point), listener.calls, listener.changed, note)
+
+    @property
+    def called(self) -> str:
+        """How often it was called, or why not."""
+        return f"{self.calls} ({self.note})" if self.note else str(self.calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +61,7 @@ class Report:
     @classmethod
     def of(cls, scope: Scope) -> Report:
         """Read the counters of a scope."""
-        rows = tuple(Row(one.label, str(one.point), one.calls, one.changed) for one in scope.listeners())
+        rows = tuple(Row.of(one) for one in scope.listeners())
         passes = scope.passes
         return cls(rows, passes.finished, passes.dropped, passes.foreign)
 
@@ -57,7 +71,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [self._summary()]
-        lines += [f"{row.intervention}  {row.point}  called {row.calls}  changed {row.changed}" for row in self.rows]
+        lines += [f"{row.intervention}  {row.point}  called {row.called}  changed {row.changed}" for row in self.rows]
         return "\n".join(lines)
 
     def __rich__(self) -> Table:
@@ -68,7 +82,7 @@ class Report:
         table.add_column("called", justify="right")
         table.add_column("changed", justify="right")
         for row in self.rows:
-            table.add_row(Text(row.intervention), Text(row.point), str(row.calls), str(row.changed))
+            table.add_row(Text(row.intervention), Text(row.point), row.called, str(row.changed))
         return table
 
     def _repr_html_(self) -> str:
@@ -76,7 +90,7 @@ class Report:
 
         cells = "".join(
             f"<tr><td>{escape(row.intervention)}</td><td>{escape(row.point)}</td>"
-            f"<td>{row.calls}</td><td>{row.changed}</td></tr>"
+            f"<td>{row.called}</td><td>{row.changed}</td></tr>"
             for row in self.rows
         )
         head = "<tr><th>intervention</th><th>point</th><th>called</th><th>changed</th></tr>"
