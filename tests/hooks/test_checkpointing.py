@@ -342,3 +342,19 @@ def test_a_checkpointed_hugging_face_model(use_reentrant: bool) -> None:
             found.append((list(hooks.get_all().values()), _gradients(model)))
     assert _equal(found[0][0], found[1][0])
     assert _equal(found[0][1], found[1][1])
+
+
+@kinds
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_whole_model_that_is_checkpointed_is_guarded_too(use_reentrant: bool, grad: bool) -> None:
+    _, net, x = _nets(use_reentrant)
+    x.requires_grad_()
+    with HookManager(net) as hooks:
+        hooks.use(lambda value: value + 1, at="part.*.output")
+        with torch.set_grad_enabled(grad):
+            loss: Any = checkpoint(net, x, use_reentrant=use_reentrant)
+    if not grad:
+        assert not loss.requires_grad
+        return
+    with pytest.raises(ScopeClosedError, match=r"changed point 'part.0.output' in a checkpointed part"):
+        loss.sum().backward()

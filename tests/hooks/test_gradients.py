@@ -18,6 +18,7 @@ import kamui
 from kamui.errors import InPlaceEditError, NeverFiredWarning, NotCapturedError, ReplacementError, TransformError
 from kamui.hooks import Call, HookManager, HookPoint, inspect
 from kamui.model import Transformer
+from kamui.testing import leaves_no_trace
 
 
 class Residual(nn.Module):
@@ -649,3 +650,11 @@ def test_a_gradient_point_is_named_as_its_twin(model: Transformer) -> None:
     assert HookPoint("a.q").forward == "a.q"
     with HookManager(model) as hooks:
         assert hooks.attach("blocks.0.ffn", "grad_mid") == ("blocks.0.ffn.grad_mid",)
+
+
+def test_gradient_points_leave_nothing_on_the_model(model: Transformer, token_ids: Tensor) -> None:
+    with leaves_no_trace(model) as run, HookManager(model) as hooks:
+        hooks.use("cache", at=["blocks.*.grad_output", "blocks.*.attn.grad_input", "blocks.*.ffn.grad_mid"])
+        hooks.attach("blocks.0.attn", "grad_q")
+        run.apply(lambda net: net(token_ids).pow(2).sum().backward())
+        assert hooks.get("blocks.0.attn.grad_q").any()

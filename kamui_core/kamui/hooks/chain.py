@@ -101,7 +101,7 @@ def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
             check_replacement(listener.label, listener.point, value, result)
             listener.changed += 1
             if not call.in_backward:
-                guard(call.forward_pass.log, listener.label, str(listener.point))
+                guard(call.forward_pass, listener.label, str(listener.point))
             value = result
     return value
 

@@ -8,7 +8,7 @@ wrapped; repeated after the scope has closed, without the intervention, it would
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from kamui.errors import ScopeClosedError
 
 if TYPE_CHECKING:
-    from kamui.hooks.passes import PassLog
+    from kamui.hooks.passes import ForwardPass, PassLog
 
 _REENTRANT: Final = CheckpointFunction.forward.__code__
 _FILE: Final = _REENTRANT.co_filename
@@ -56,28 +56,37 @@ class Region(NamedTuple):
     attribute: str
 
 
-def guard(log: PassLog, label: str, point: str) -> None:
+def guard(forward_pass: ForwardPass, label: str, point: str) -> None:
     """Note in every checkpointed part that runs in this thread that a scope changed a value in it."""
-    if torch.is_inference_mode_enabled():
+    if not _may_be_repeated(forward_pass):
         return
-    for keeper, attribute in regions():
+    found = regions()
+    # Without a graph from its beginning on, a pass has none of its own; those around it stay as they are.
+    forward_pass.is_never_repeated = not found and not forward_pass.began_with_graph
+    for keeper, attribute in found:
         function = getattr(keeper, attribute)
         if not isinstance(function, _Guarded):
             function = _Guarded(function)
             setattr(keeper, attribute, function)
-        function.edits.setdefault(log, Edit(label, point))
+        function.edits.setdefault(forward_pass.log, Edit(label, point))
 
 
 def regions() -> list[Region]:
     """Return the checkpointed parts that run in this thread, innermost first."""
-    return [region for frame in _frames() if frame.f_code.co_filename == _FILE and (region := _region_of(frame))]
-
-
-def _frames() -> Iterator[FrameType]:
+    found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield frame
+        if frame.f_code.co_filename == _FILE and (region := _region_of(frame)):
+            found.append(region)
         frame = frame.f_back
+    return found
+
+
+def _may_be_repeated(forward_pass: ForwardPass) -> bool:
+    """Tell cheaply where there is no need to look: one kind takes gradients, and hooks saved tensors; one does not."""
+    if torch.is_grad_enabled():
+        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return not forward_pass.is_never_repeated
 
 
 def _region_of(frame: FrameType) -> Region | None:

@@ -76,12 +76,25 @@ class Entry:
 class ForwardPass:
     """One forward pass of one scope in one thread."""
 
-    __slots__ = ("captured", "counts", "facts", "has_ended", "index", "log", "recomputing", "stack")
+    __slots__ = (
+        "began_with_graph",
+        "captured",
+        "counts",
+        "facts",
+        "has_ended",
+        "index",
+        "is_never_repeated",
+        "log",
+        "recomputing",
+        "stack",
+    )
 
     def __init__(self, log: PassLog, index: int, *, recomputing: bool) -> None:
         self.log = log
         self.index = index
         self.has_ended = False
+        self.began_with_graph = torch.is_grad_enabled()
+        self.is_never_repeated = False
         self.recomputing = recomputing
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}

@@ -84,12 +84,14 @@ class ModuleTap:
         given: Arguments = (args, kwargs)
         current: Arguments = given
         lines: list[Line] = []
+        gradients: tuple[Port, ...] = ()
         entries = [wiring.scope.enter(module, args, kwargs) for wiring in listening]
         for wiring, entry in zip(listening, entries, strict=True):
             for port in wiring.input:
                 current = _through_input(port, entry, given, current)
             lines += [(port, entry) for port in wiring.attention if port.hears(entry)]
-        if any(wiring.gradients for wiring in listening):
+            gradients += wiring.gradients
+        if gradients:
             current = watch_arguments(list(zip(listening, entries, strict=True)), current)
         if lines:
             entries[-1].mode = AttentionMode.push(lines)
@@ -174,10 +176,12 @@ def _through_input(port: Port, entry: Entry, given: Arguments, current: Argument
 
 def _through_outputs(leaving: Running, output: Any) -> Any:
     current = output
+    gradients: tuple[Port, ...] = ()
     for wiring, entry in leaving:
         for port in wiring.output:
             current = _through_output(port, entry, output, current)
-    if any(wiring.gradients for wiring, _ in leaving):
+        gradients += wiring.gradients
+    if gradients:
         current = watch_output(leaving, current)
     for wiring, entry in leaving:
         if entry.is_outermost():
