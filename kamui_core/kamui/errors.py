@@ -15,6 +15,7 @@ Each error is a `KamuiError`, and also the built-in type that a user would catch
     ├── ReplacementError (ValueError)          a replacement of another type, shape, dtype or device
     ├── InPlaceEditError (RuntimeError)        a callback that wrote to the live activation
     ├── AttentionError (RuntimeError)          attention internals that this computation does not form
+    ├── TransformError (RuntimeError)          a gradient point inside a torch.func transform
     ├── StrictError (RuntimeError)             what a strict scope found at its end
     ├── SweepError (ValueError)                a sweep whose inputs or metric leave nothing to compare
     ├── MissingExtraError (ImportError)        an optional package that is not installed
@@ -97,6 +98,10 @@ class InPlaceEditError(KamuiError, RuntimeError):
 
 class AttentionError(KamuiError, RuntimeError):
     """Attention internals that this computation does not form."""
+
+
+class TransformError(KamuiError, RuntimeError):
+    """A gradient point that was reached inside a `torch.func` transform."""
 
 
 class StrictError(KamuiError, RuntimeError):

@@ -70,7 +70,6 @@ def test_a_child_that_is_called_like_a_wrapper_is_a_child() -> None:
         ("blocks.7:.output", "pattern 'blocks.7:.output' matches no point of this model; its points begin 'embed"),
         ("final_ln.mid", "point 'final_ln.mid' is not in this model: 'final_ln' is no feed-forward module of a "),
         ("unembed.weights", "point 'unembed.weights' is not in this model: 'unembed' is a Linear, which computes "),
-        ("blocks.0.attn.grad_output", "point 'blocks.0.attn.grad_output' is a gradient point, which this version can"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(model: Transformer, point: str, message: str) -> None:

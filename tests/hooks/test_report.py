@@ -32,8 +32,8 @@ def report() -> Report:
 def test_a_report_counts_what_was_called_and_what_was_changed(report: Report) -> None:
     assert report.as_dict() == {
         "rows": (
-            {"intervention": "cache", "point": "1.output", "calls": 2, "changed": 0, "missed": 0},
-            {"intervention": "sometimes", "point": "input", "calls": 3, "changed": 2, "missed": 0},
+            {"intervention": "cache", "point": "1.output", "calls": 2, "changed": 0, "missed": 0, "note": ""},
+            {"intervention": "sometimes", "point": "input", "calls": 3, "changed": 2, "missed": 0, "note": ""},
         ),
         "finished": 2,
         "dropped": 1,

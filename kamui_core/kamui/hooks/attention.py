@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from kamui.hooks.eager import EagerAttention
 from kamui.hooks.fused import attend
-from kamui.hooks.internals import Internals, Line
+from kamui.hooks.gradients import Line
+from kamui.hooks.internals import Internals
 from kamui.hooks.kernel import AttentionInputs
 from kamui.hooks.multihead import batch_of_call, open_body
 from kamui.hooks.scores import SOFTMAXES

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kamui.hooks.passes import Entry, ForwardPass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """One call of one module in one forward pass."""
+
+    forward_pass: ForwardPass
+    index: int
+    module: nn.Module
 
 
 class Call:
@@ -17,14 +27,16 @@ class Call:
         forward: Which forward pass of the scope this is, from 0.
         index: Which call of this module in the pass this is, from 0.
         module: The module.
-        original: The value as the module gave it, before any intervention.
+        original: The value as the module gave it, before any intervention; at a gradient point the gradient as it came.
         recomputing: True while autograd runs the module again, as activation checkpointing does.
     """
 
-    __slots__ = ("entry", "missed", "original")
+    __slots__ = ("_entry", "missed", "original")
+
+    in_backward: ClassVar[bool] = False
 
     def __init__(self, entry: Entry, original: Tensor | None = None) -> None:
-        self.entry = entry
+        self._entry = entry
         self.original = original
         self.missed: bool | None = None
 
@@ -33,19 +45,24 @@ class Call:
         self.missed = self.missed is not False and not found
 
     @property
+    def origin(self) -> Origin | Entry:
+        """The call, as the core knows it."""
+        return self._entry
+
+    @property
     def module(self) -> nn.Module:
         """The module."""
-        return self.entry.module
+        return self.origin.module
 
     @property
     def index(self) -> int:
         """Which call of this module in the pass this is, from 0."""
-        return self.entry.index
+        return self.origin.index
 
     @property
     def forward_pass(self) -> ForwardPass:
         """The forward pass, as the core knows it."""
-        return self.entry.forward_pass
+        return self.origin.forward_pass
 
     @property
     def forward(self) -> int:

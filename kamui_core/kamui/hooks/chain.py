@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kamui.errors import InPlaceEditError, ReplacementError
+from kamui.hooks.checkpointing import guard
 from kamui.hooks.values import kind
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Listener:
 
     `calls` counts how often the callback was asked, `changed` how often it returned another value,
     `missed` how often the positions that it asks for were not in the call.
+    `without_graph` how often it waited for the gradient of a value that has none.
 
     Args:
         point: The name under which the intervention asked for the place.
@@ -47,6 +49,7 @@ class Listener:
         "priority",
         "since",
         "strict",
+        "without_graph",
     )
 
     def __init__(
@@ -71,6 +74,7 @@ class Listener:
         self.calls = 0
         self.missed = 0
         self.changed = 0
+        self.without_graph = 0
 
 
 def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
@@ -100,6 +104,8 @@ def fold(listeners: Sequence[Listener], value: Tensor, call: Call) -> Tensor:
         if result is not None and result is not value:
             check_replacement(listener.label, listener.point, value, result)
             listener.changed += 1
+            if not call.in_backward:
+                guard(call.forward_pass, listener.label, str(listener.point))
             value = result
     return value
 

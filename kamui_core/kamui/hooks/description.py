@@ -20,7 +20,7 @@ from kamui.hooks.attention import AttentionMode
 from kamui.hooks.chain import Listener
 from kamui.hooks.context import suspended
 from kamui.hooks.naming import is_container, map_of
-from kamui.hooks.passes import ForwardPass
+from kamui.hooks.passes import ForwardPass, PassLog
 from kamui.hooks.places import Locator, Place
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
 from kamui.hooks.ports import Port
@@ -104,7 +104,7 @@ def _output_watcher(found: Found) -> Callable[..., None]:
 
 def _mode_pusher(found: Found, modes: list[AttentionMode]) -> Callable[..., None]:
     def push(module: nn.Module, args: tuple[Any, ...]) -> None:
-        entry = ForwardPass(0, recomputing=False).enter(module)
+        entry = ForwardPass(PassLog(), 0, recomputing=False).enter(module)
         modes.append(AttentionMode.push([(_shape_port(found, module, io), entry) for io in ATTENTION_IOS]))
 
     return push

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kamui.errors import ForeignForwardWarning, KamuiWarning, NeverFiredWarning, NoEffectWarning
+from kamui.hooks.reading import why_no_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,11 +18,11 @@ def findings_of(scope: Scope) -> list[KamuiWarning]:
     """Return what the user of a scope should be told at its end."""
     found: list[KamuiWarning] = []
     silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
-    if silent:
+    for why in dict.fromkeys(map(_why_silent, silent)):
+        points = _listed(one for one in silent if _why_silent(one) == why)
         found.append(
             NeverFiredWarning(
-                f"the model ran {scope.passes.finished} time(s), and these points never fired: {_listed(silent)}; "
-                f"their modules were not called, or do not compute that quantity"
+                f"the model ran {scope.passes.finished} time(s), and these points never fired: {points}; {why}"
             )
         )
     missed = [one for one in scope.listeners() if one.calls and one.missed == one.calls]
@@ -41,6 +42,12 @@ def findings_of(scope: Scope) -> list[KamuiWarning]:
             )
         )
     return found
+
+
+def _why_silent(listener: Listener) -> str:
+    if listener.point.is_gradient:
+        return why_no_gradient(listener)
+    return "their modules were not called, or do not compute that quantity"
 
 
 def _never_replaced(use: Use) -> bool:

@@ -46,10 +46,11 @@ def _mixed(internals: Internals, inputs: AttentionInputs, layout: Layout) -> Ten
         return inputs.fused()
     scores = inputs.scores()
     changed_scores = internals.emit("pre_softmax", scores, layout)
-    if changed_scores is scores and not internals.hears("weights"):
+    beside = changed_scores is scores and not internals.needs_path("pre_softmax", scores)
+    if beside and not internals.hears("weights"):
         return inputs.fused()
     weights = inputs.weights(changed_scores)
     changed_weights = internals.emit("weights", weights, layout)
-    if changed_scores is scores and changed_weights is weights:
+    if beside and changed_weights is weights and not internals.needs_path("weights", scores):
         return inputs.fused()
     return inputs.mix(changed_weights)

@@ -27,7 +27,7 @@ def head_indices(heads: int | Sequence[int] | None, point: HookPoint, value: Ten
     """
     if heads is None:
         return None
-    if point.io not in ATTENTION_IOS or value.dim() != 4:
+    if point.forward_io not in ATTENTION_IOS or value.dim() != 4:
         raise HeadError(
             f"heads {heads!r} cannot be chosen at point {point!r}, whose value has shape {tuple(value.shape)}; "
             f"heads are a dimension of {', '.join(ATTENTION_IOS)}"

@@ -8,17 +8,24 @@ which call of a module within the pass a value belongs to. A pass that ends in a
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable
+from operator import itemgetter
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kamui.hooks.sequence import SequenceFacts
 
+if TYPE_CHECKING:
+    from kamui.hooks.call import Origin
+
 _MODULE_FILE: Final = nn.Module.__call__.__code__.co_filename
+_MOST_WITHOUT_GRAPH: Final = 4096
 
 
 class Removable(Protocol):
@@ -31,10 +38,20 @@ class Removable(Protocol):
         """Check, at the good end of the call, that it did what it was put there for."""
 
 
+class Watch(Protocol):
+    """Something that waits for the gradient of a value."""
+
+    def settle(self, alias: Tensor, output: object) -> None:
+        """Note that the module which was given the value, as `alias`, has ended."""
+
+    def release(self, log: PassLog) -> None:
+        """Wait for one scope no longer."""
+
+
 class Entry:
     """One running call of one tapped module."""
 
-    __slots__ = ("exception", "forward_pass", "frame", "index", "mode", "module")
+    __slots__ = ("exception", "forward_pass", "frame", "given", "index", "mode", "module", "watches")
 
     frame: FrameType | None
     mode: Removable | None
@@ -46,6 +63,8 @@ class Entry:
         self.exception = sys.exception()
         self.frame = None
         self.mode = None
+        self.given: object = None
+        self.watches: Iterable[tuple[Watch, Tensor]] = ()
 
     def is_outermost(self) -> bool:
         """Tell whether this call is the forward pass itself."""
@@ -60,10 +79,25 @@ class Entry:
 class ForwardPass:
     """One forward pass of one scope in one thread."""
 
-    __slots__ = ("captured", "counts", "facts", "index", "recomputing", "stack")
+    __slots__ = (
+        "began_with_graph",
+        "captured",
+        "counts",
+        "facts",
+        "has_ended",
+        "index",
+        "is_never_repeated",
+        "log",
+        "recomputing",
+        "stack",
+    )
 
-    def __init__(self, index: int, *, recomputing: bool) -> None:
+    def __init__(self, log: PassLog, index: int, *, recomputing: bool) -> None:
+        self.log = log
         self.index = index
+        self.has_ended = False
+        self.began_with_graph = torch.is_grad_enabled()
+        self.is_never_repeated = False
         self.recomputing = recomputing
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}
@@ -121,7 +155,10 @@ class PassLog:
         self.dropped = 0
         self.foreign = 0
         self.last_facts: SequenceFacts | None = None
+        self.is_closed = False
+        self.watches: WeakSet[Watch] = WeakSet()
         self._running: dict[int, ForwardPass] = {}
+        self._without_graph: deque[tuple[int, Origin]] = deque(maxlen=_MOST_WITHOUT_GRAPH)
 
     def running(self, module: nn.Module) -> Entry | None:
         """Return the innermost running call of `module` in this thread."""
@@ -135,7 +172,7 @@ class PassLog:
             self._drop(running)
             running = None
         if running is None:
-            running = self._running[get_ident()] = ForwardPass(self.finished, recomputing=autograd_runs())
+            running = self._running[get_ident()] = ForwardPass(self, self.finished, recomputing=autograd_runs())
         entry = running.enter(module)
         if len(running.stack) == 1:
             entry.frame = _frame_of_call()
@@ -145,8 +182,27 @@ class PassLog:
         """Note that a pass ended well, and return its number."""
         self._running.pop(get_ident(), None)
         if not forward_pass.recomputing:
+            forward_pass.index = self.finished
+            forward_pass.has_ended = True
             self.finished += 1
         return self.finished - 1
+
+    def note_without_graph(self, origin: Origin) -> None:
+        """Note that a call was made without a graph, where one was wanted; it may be made when the call is repeated."""
+        self._without_graph.append((torch.autograd._get_sequence_nr(), origin))  # type: ignore[attr-defined]
+
+    def repeated_without_graph(self, entry: Entry) -> Origin | None:
+        """Return the call without a graph that `entry` repeats now for the node that autograd is at.
+
+        The node was made when the part that is repeated began, so that its calls are the first ones after it.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return None
+        begin = node._sequence_nr()
+        later = (one for one in sorted(self._without_graph, key=itemgetter(0)) if one[0] > begin)
+        calls = list(dict.fromkeys(origin for _, origin in later if origin.module is entry.module))
+        return calls[entry.index] if entry.index < len(calls) else None
 
     def drop_if_ended(self, forward_pass: ForwardPass) -> None:
         """Drop a failing pass once its outermost call has been left."""
@@ -160,8 +216,13 @@ class PassLog:
         if not forward_pass.recomputing:
             self.dropped += 1
 
-    def abandon_all(self) -> None:
-        """Forget every running pass, of any thread."""
+    def close(self) -> None:
+        """Forget every running pass, of any thread, and wait for no gradient any longer."""
+        self.is_closed = True
+        for watch in list(self.watches):
+            watch.release(self)
+        self.watches.clear()
+        self._without_graph.clear()
         for forward_pass in list(self._running.values()):
             forward_pass.abandon()
         self._running.clear()

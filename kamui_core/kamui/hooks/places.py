@@ -69,7 +69,10 @@ class Locator:
             UnknownPointError: The model has no such point.
             UnsupportedModelError: It is a canonical name and nothing recognises the model.
         """
-        point = self._without_wrappers(_forward(point))
+        if point.is_gradient:
+            place = self.place(point.forward)
+            return place._replace(io=GRADIENT_PREFIX + place.io)
+        point = self._without_wrappers(point)
         module = self._module_at(point.module)
         if module is not None and is_container(module):
             raise _container_error(point, module)
@@ -143,15 +146,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
-
-
-def _forward(point: HookPoint) -> HookPoint:
-    if point.io.startswith(GRADIENT_PREFIX):
-        raise UnknownPointError(
-            f"point {point!r} is a gradient point, which this version cannot reach; "
-            f"read the value itself at {HookPoint.at(point.module, point.io.removeprefix(GRADIENT_PREFIX))!r}"
-        )
-    return point
 
 
 def _container_error(point: HookPoint, module: nn.Module) -> UnknownPointError:

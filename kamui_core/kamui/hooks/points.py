@@ -58,6 +58,22 @@ class HookPoint(str):
         point.selector = tuple(int(key) if _NUMBER.fullmatch(key) else key for key in keys)
         return point
 
+    @property
+    def forward_io(self) -> str:
+        """The io without the prefix of gradients: `output` at a `grad_output`."""
+        return self.io.removeprefix(GRADIENT_PREFIX)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether this is a gradient point."""
+        return self.io != self.forward_io
+
+    @property
+    def forward(self) -> HookPoint:
+        """The point whose gradient this one is; a forward point is its own."""
+        bare = HookPoint.at(self.module, self.io)
+        return HookPoint.at(self.module, self.forward_io + self[len(bare) :]) if self.is_gradient else self
+
     @classmethod
     def at(cls, module: str, io: str) -> Self:
         """Make the point of `io` (with its selector, if any) at `module`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kamui.errors import ValueStructureError
+from kamui.hooks.values import kind
 
 if TYPE_CHECKING:
     from torch import nn
@@ -10,6 +13,9 @@ if TYPE_CHECKING:
     from kamui.hooks.chain import Listener
     from kamui.hooks.passes import Entry, PassLog
     from kamui.hooks.values import Path
+
+
+_SIDES: Final = {"input": "input", "output": "output", "grad_input": "gradients", "grad_output": "gradients"}
 
 
 class TapOwner(Protocol):
@@ -58,17 +64,18 @@ class Port:
 class Wiring:
     """What one scope listens to on one module."""
 
-    __slots__ = ("attention", "input", "output", "scope")
+    __slots__ = ("attention", "gradients", "input", "output", "scope")
 
     def __init__(self, scope: TapOwner) -> None:
         self.scope = scope
         self.input: tuple[Port, ...] = ()
         self.output: tuple[Port, ...] = ()
         self.attention: tuple[Port, ...] = ()
+        self.gradients: tuple[Port, ...] = ()
 
     def port(self, io: str, selector: Path, only_call: int | None) -> Port:
         """Return the port for one tensor, making it if it is missing."""
-        side = io if io in ("input", "output") else "attention"
+        side = _SIDES.get(io, "attention")
         ports: tuple[Port, ...] = getattr(self, side)
         for port in ports:
             if (port.io, port.selector, port.only_call) == (io, selector, only_call):
@@ -76,3 +83,12 @@ class Wiring:
         port = Port(io, selector, only_call)
         setattr(self, side, (*ports, port))
         return port
+
+
+def no_tensor(port: Port, entry: Entry, value: object) -> ValueStructureError:
+    """Make the error for a place at which a module has no tensor."""
+    point = str(port.listeners[0].point)
+    return ValueStructureError(
+        f"point {point!r} has no tensor: {type(entry.module).__name__} has {kind(value)} there; "
+        f"choose another point, or one part of the value with a selector such as {point + '[1]'!r}"
+    )

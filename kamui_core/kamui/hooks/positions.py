@@ -65,7 +65,7 @@ def take_positions(positions: Positions, point: HookPoint, value: Tensor, call: 
 
 
 def _chosen_tokens(positions: Positions, point: HookPoint, value: Tensor, call: Call) -> Tensor:
-    known = call.key_positions if point.io in _KEY_IOS else call.positions
+    known = call.key_positions if point.forward_io in _KEY_IOS else call.positions
     if known is None:
         raise PositionError(
             f"positions {positions!r} cannot be found at point {point!r}: the forward pass did not begin with "

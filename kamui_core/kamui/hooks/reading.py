@@ -119,11 +119,26 @@ def _nothing(scope: Scope, listener: Listener, where: str) -> NotCapturedError:
             f"nothing was captured at point {point!r} in {where}: the positions asked for were not in that call "
             f"(they were missed in {listener.missed} of {listener.calls} calls)"
         )
+    if listener.point.is_gradient:
+        return NotCapturedError(f"no gradient came to point {point!r} in {where}: {why_no_gradient(listener)}")
     if listener.calls:
         return NotCapturedError(f"nothing was captured at point {point!r} in {where}, though it fired in others")
     return NotCapturedError(
         f"point {point!r} was never reached: {listener.point.module or 'the model'!r} was not called in {where}, "
         f"or does not compute {listener.place.io!r}"
+    )
+
+
+def why_no_gradient(listener: Listener) -> str:
+    """Say why no gradient came to a gradient point."""
+    if listener.without_graph:
+        return (
+            "the value there has no graph: gradients were switched off, everything before it is frozen, or an "
+            "intervention replaced it by a tensor without one"
+        )
+    return (
+        "backward was not called inside the scope, or the loss does not depend on the value, or the module was "
+        "not called or does not compute it"
     )
 
 

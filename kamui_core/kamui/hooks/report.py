@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kamui.hooks.chain import Listener
     from kamui.hooks.scope import Scope
 
 
@@ -21,6 +22,7 @@ class Row:
         calls: How often it was called there.
         changed: How often it returned another value.
         missed: How often the token positions that it asks for were not in the call.
+        note: Why nothing came to a gradient point, where that is known.
     """
 
     intervention: str
@@ -28,6 +30,18 @@ class Row:
     calls: int
     changed: int
     missed: int
+    note: str = ""
+
+    @classmethod
+    def of(cls, listener: Listener) -> Row:
+        """Read the counters of one listener."""
+        note = "no graph" if listener.without_graph and not listener.calls else ""
+        return cls(listener.label, str(listener.point), listener.calls, listener.changed, listener.missed, note)
+
+    @property
+    def called(self) -> str:
+        """How often it was called, or why not."""
+        return f"{self.calls} ({self.note})" if self.note else str(self.calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Report:
     @classmethod
     def of(cls, scope: Scope) -> Report:
         """Read the counters of a scope."""
-        rows = tuple(Row(one.label, str(one.point), one.calls, one.changed, one.missed) for one in scope.listeners())
+        rows = tuple(Row.of(one) for one in scope.listeners())
         passes = scope.passes
         return cls(rows, passes.finished, passes.dropped, passes.foreign)
 
@@ -60,7 +74,7 @@ class Report:
     def __str__(self) -> str:
         lines = [self._summary()]
         lines += [
-            f"{row.intervention}  {row.point}  called {row.calls}  changed {row.changed}{_missed(row)}"
+            f"{row.intervention}  {row.point}  called {row.called}  changed {row.changed}{_missed(row)}"
             for row in self.rows
         ]
         return "\n".join(lines)
@@ -74,7 +88,7 @@ class Report:
         table.add_column("changed", justify="right")
         table.add_column("missed", justify="right")
         for row in self.rows:
-            table.add_row(Text(row.intervention), Text(row.point), str(row.calls), str(row.changed), str(row.missed))
+            table.add_row(Text(row.intervention), Text(row.point), row.called, str(row.changed), str(row.missed))
         return table
 
     def _repr_html_(self) -> str:
@@ -82,7 +96,7 @@ class Report:
 
         cells = "".join(
             f"<tr><td>{escape(row.intervention)}</td><td>{escape(row.point)}</td>"
-            f"<td>{row.calls}</td><td>{row.changed}</td><td>{row.missed}</td></tr>"
+            f"<td>{row.called}</td><td>{row.changed}</td><td>{row.missed}</td></tr>"
             for row in self.rows
         )
         head = "<tr><th>intervention</th><th>point</th><th>called</th><th>changed</th><th>missed</th></tr>"

@@ -24,7 +24,7 @@ from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Entry, PassLog
 from kamui.hooks.places import Locator, Place
-from kamui.hooks.points import ATTENTION_IOS, HookPoint
+from kamui.hooks.points import ATTENTION_IOS, GRADIENT_PREFIX, HookPoint
 from kamui.hooks.sequence import Prompts, read_facts
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
@@ -157,7 +157,7 @@ class Scope:
         _surely(lambda: run_compiled(self), errors)
         for module in list(self._tapped):
             _surely(partial(unwire, self, module), errors)
-        _surely(self.passes.abandon_all, errors)
+        _surely(self.passes.close, errors)
         for use in reversed(self.uses):
             try:
                 use.close(self.manager)
@@ -222,7 +222,7 @@ class Scope:
             for point, place in self.locator.find(name).items():
                 places.setdefault(place, point)
         for place, point in places.items():
-            if place.io in ATTENTION_IOS and place.selector:
+            if place.io.removeprefix(GRADIENT_PREFIX) in ATTENTION_IOS and place.selector:
                 raise AttentionError(f"point {point!r} is one tensor; leave the selector out")
             listener = Listener(
                 point,

@@ -38,6 +38,9 @@ class Kept(NamedTuple):
         return self.value
 
 
+Values = dict[str, dict[int, Kept]]
+
+
 class Captures:
     """Captured values of one intervention.
 
@@ -50,7 +53,7 @@ class Captures:
 
     def __init__(self, keep: Literal["all", "last"] = "all") -> None:
         self.keep = keep
-        self._passes: dict[int, dict[str, list[Kept]]] = {}
+        self._passes: dict[int, tuple[ForwardPass, Values]] = {}
 
     @property
     def forwards(self) -> tuple[int, ...]:
@@ -59,6 +62,9 @@ class Captures:
 
     def add(self, point: str, value: Tensor, call: Call, *, live: bool = False) -> None:
         """Keep `value` as the next one of `point` in the pass of `call`; recomputed values are not kept.
+
+        A gradient is kept in the pass whose gradient it is, also when that has ended, and takes the place of the one
+        that an earlier backward pass left for the same call.
 
         Args:
             point: The point.
@@ -83,13 +89,14 @@ class Captures:
                 f"leave no trace; capture it with copy=True, or run the model under torch.no_grad"
             )
         kept = Kept(value, value._version if live else None)
-        call.forward_pass.captured.setdefault(self, {}).setdefault(point, []).append(kept)
+        values = self._values_of(call.forward_pass).setdefault(point, {})
+        values[call.index if call.in_backward else len(values)] = kept
 
     def commit(self, forward_pass: ForwardPass, index: int) -> None:
         """Take over what `forward_pass` captured, as forward pass number `index`."""
         if self.keep == "last":
             self._passes.clear()
-        self._passes[index] = forward_pass.captured.pop(self, {})
+        self._passes[index] = (forward_pass, forward_pass.captured.pop(self, {}))
 
     def calls(self, point: str, forward: int) -> list[Tensor]:
         """Return the values of `point` in one forward pass, one for each call of its module.
@@ -103,7 +110,8 @@ class Captures:
                 f"forward pass {forward} of {point!r} is not kept (kept: {kept}); "
                 f"capture with keep='all' to have every pass"
             )
-        return [kept.read(point) for kept in self._passes[forward].get(point, [])]
+        _, values = self._passes[forward]
+        return [kept.read(point) for kept in _in_order(values.get(point, {}))]
 
     def joined(self, point: str, call: int | None) -> Tensor | None:
         """Return the values of `point` over all kept passes, joined along the sequence, or None without any.
@@ -137,9 +145,9 @@ class Captures:
         """Return how many bytes the kept values take."""
         return sum(
             kept.value.numel() * kept.value.element_size()
-            for captured in self._passes.values()
+            for _, captured in self._passes.values()
             for values in captured.values()
-            for kept in values
+            for kept in values.values()
         )
 
     def clear(self) -> None:
@@ -147,7 +155,18 @@ class Captures:
         self._passes.clear()
 
     def _every(self, point: str) -> list[list[Kept]]:
-        return [captured[point] for captured in list(self._passes.values()) if point in captured]
+        return [_in_order(captured[point]) for _, captured in list(self._passes.values()) if point in captured]
+
+    def _values_of(self, forward_pass: ForwardPass) -> Values:
+        if not forward_pass.has_ended:
+            values: Values = forward_pass.captured.setdefault(self, {})
+            return values
+        kept_pass, values = self._passes.get(forward_pass.index, (None, {}))
+        return values if kept_pass is forward_pass else {}
+
+
+def _in_order(values: dict[int, Kept]) -> list[Kept]:
+    return [values[index] for index in sorted(values)]
 
 
 def _is_batched(value: Tensor) -> bool:

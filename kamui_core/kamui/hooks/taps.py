@@ -9,28 +9,26 @@ see what an intervention changed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 
-from kamui.errors import ScopeError, ValueStructureError
+from kamui.errors import ScopeError
 from kamui.hooks.attention import AttentionMode
 from kamui.hooks.call import Call
 from kamui.hooks.chain import fold
 from kamui.hooks.context import active_scopes, is_suspended
-from kamui.hooks.internals import Line
+from kamui.hooks.gradients import Line, Running, watch_arguments, watch_output
 from kamui.hooks.passes import autograd_runs
-from kamui.hooks.ports import Port, TapOwner, Wiring
-from kamui.hooks.values import Path, argument_path, kind, main_path, put, take
+from kamui.hooks.ports import Port, TapOwner, Wiring, no_tensor
+from kamui.hooks.values import Arguments, Path, argument_path, main_path, put, take
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from kamui.hooks.passes import Entry
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ModuleTap:
@@ -86,11 +84,15 @@ class ModuleTap:
         given: Arguments = (args, kwargs)
         current: Arguments = given
         lines: list[Line] = []
+        gradients: tuple[Port, ...] = ()
         entries = [wiring.scope.enter(module, args, kwargs) for wiring in listening]
         for wiring, entry in zip(listening, entries, strict=True):
             for port in wiring.input:
                 current = _through_input(port, entry, given, current)
             lines += [(port, entry) for port in wiring.attention if port.hears(entry)]
+            gradients += wiring.gradients
+        if gradients:
+            current = watch_arguments(list(zip(listening, entries, strict=True)), current)
         if lines:
             entries[-1].mode = AttentionMode.push(lines)
         return None if current is given else current
@@ -168,17 +170,21 @@ def _through_input(port: Port, entry: Entry, given: Arguments, current: Argument
         return current
     path = argument_path(entry.module, *current, port.selector)
     if path is None:
-        raise _no_tensor(port, entry, current[0] or current[1])
+        raise no_tensor(port, entry, current[0] or current[1])
     return _fold_at(port, entry, path, given, current)
 
 
-def _through_outputs(leaving: Sequence[tuple[Wiring, Entry]], output: Any) -> Any:
+def _through_outputs(leaving: Running, output: Any) -> Any:
     current = output
+    gradients: tuple[Port, ...] = ()
     for wiring, entry in leaving:
         if entry.mode is not None:
             entry.mode.check(entry.module)
         for port in wiring.output:
             current = _through_output(port, entry, output, current)
+        gradients += wiring.gradients
+    if gradients:
+        current = watch_output(leaving, current)
     for wiring, entry in leaving:
         if entry.is_outermost():
             wiring.scope.finish(entry, current)
@@ -192,21 +198,13 @@ def _through_output(port: Port, entry: Entry, output: Any, current: Any) -> Any:
         return fold(port.listeners, current, Call(entry, output))
     inner = main_path(take(current, port.selector))
     if inner is None:
-        raise _no_tensor(port, entry, take(current, port.selector))
+        raise no_tensor(port, entry, take(current, port.selector))
     return _fold_at(port, entry, (*port.selector, *inner), output, current)
 
 
 def _fold_at(port: Port, entry: Entry, path: Path, given: Any, current: Any) -> Any:
     value = take(current, path)
     if not isinstance(value, Tensor):
-        raise _no_tensor(port, entry, value)
+        raise no_tensor(port, entry, value)
     changed = fold(port.listeners, value, Call(entry, take(given, path)))  # type: ignore[arg-type]
     return current if changed is value else put(current, path, changed)
-
-
-def _no_tensor(port: Port, entry: Entry, value: object) -> ValueStructureError:
-    point = str(port.listeners[0].point)
-    return ValueStructureError(
-        f"point {point!r} has no tensor: {type(entry.module).__name__} has {kind(value)} there; "
-        f"choose another point, or one part of the value with a selector such as {point + '[1]'!r}"
-    )

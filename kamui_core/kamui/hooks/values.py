@@ -80,6 +80,12 @@ def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return dict(zip(_parameter_names(type(module).forward), args, strict=False)) | kwargs
 
 
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield every tensor in a value, depth first."""
+    for path in _tensor_paths(value, ()):
+        yield take(value, path)  # type: ignore[misc]
+
+
 def kind(value: object) -> str:
     """Name a value's type and, for a tensor, its shape, for messages."""
     if isinstance(value, Tensor):
