@@ -32,6 +32,7 @@ Each error is a `KamuiError`, and also the built-in type that a user would catch
     KamuiWarning (UserWarning)
     ├── AmbiguousPointWarning                  a name that is both a module path and a canonical name
     ├── NeverFiredWarning                      a point that was listened to and never reached
+    ├── SwappedModuleWarning                   a module that was replaced while it was listened to
     ├── ForeignForwardWarning                  the model ran in a thread that does not have the scope
     └── PluginWarning                          an installed package that is broken or ignored
 """
@@ -160,6 +161,10 @@ class AmbiguousPointWarning(KamuiWarning):
 
 class NeverFiredWarning(KamuiWarning):
     """A point that was listened to and never reached."""
+
+
+class SwappedModuleWarning(KamuiWarning):
+    """A module that was listened to was replaced inside the scope."""
 
 
 class ForeignForwardWarning(KamuiWarning):

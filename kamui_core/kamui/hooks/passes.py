@@ -125,6 +125,15 @@ class PassLog:
         forward_pass = self._running.get(get_ident())
         return None if forward_pass is None else forward_pass.entry_of(module)
 
+    def ran(self) -> bool:
+        """Tell whether the model was seen to run at all, well or not, here or elsewhere."""
+        return self.finished + self.dropped + self.foreign > 0
+
+    def runs_here(self) -> bool:
+        """Tell whether a forward pass is under way in this thread."""
+        running = self._running.get(get_ident())
+        return running is not None and not running.is_stale()
+
     def enter(self, module: nn.Module) -> Entry:
         """Note that a call of `module` begins, in the pass of this thread or in a new one."""
         running = self._running.get(get_ident())

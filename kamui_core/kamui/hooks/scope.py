@@ -23,15 +23,17 @@ from kamui.hooks.compiled import run_compiled, run_eagerly
 from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Entry, PassLog
-from kamui.hooks.places import Locator, Place
+from kamui.hooks.places import Locator, Place, without_adapters
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
 from kamui.hooks.sequence import Prompts, read_facts
+from kamui.hooks.stopping import Stop, StopForward, check_stop
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
 from kamui.hooks.values import argument_path, arguments_by_name, take
 from kamui.interventions.contract import Callback, contract_of
 
 if TYPE_CHECKING:
+    from kamui.hooks.ports import Port
     from kamui.interventions.intervention import Intervention
 
 _serials: Final = itertools.count()
@@ -114,6 +116,7 @@ class Scope:
         self.uses: list[Use] = []
         self._tapped: dict[nn.Module, None] = {}
         self._prompts: defaultdict[int, Prompts] = defaultdict(Prompts)
+        self._stops: dict[int, Stop] = {}
 
     @property
     def manager(self) -> Any:
@@ -125,7 +128,8 @@ class Scope:
         self.is_open = True
         activate(self)
         try:
-            self._tap(self.model)
+            for root in {self.model, without_adapters(self.model)[0]}:
+                self._tap(root)
             shadow_generate(self.model, self, self._prompts_here)
             run_eagerly(self.manager.model, self)
         except BaseException:
@@ -184,6 +188,29 @@ class Scope:
         for use in self.uses:
             for captures in use.stores:
                 captures.commit(forward_pass, index)
+
+    def run_until_served(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call `model`, and leave it once every point that is listened to has fired; the pass counts as finished.
+
+        Raises:
+            ScopeError: It cannot be left in the middle, or a forward pass or a generation runs here already.
+        """
+        here = get_ident()
+        if self._prompts_here().generating or self.passes.runs_here():
+            raise ScopeError("run(..., stop=True) came while the model runs or generates; call it outside of that")
+        check_stop(model, self.listeners(), args, kwargs)
+        self._stops[here] = Stop(self.listeners())
+        try:
+            model(*args, **kwargs)
+        except StopForward as stop:
+            self.finish(stop.outermost, None)
+        finally:
+            del self._stops[here]
+
+    def may_stop(self, entry: Entry, ports: Iterable[Port]) -> bool:
+        """Note which ports a call has served, and tell whether its forward pass may stop there."""
+        stop = self._stops.get(get_ident()) if self._stops else None
+        return stop is not None and stop.reached(ports, entry)
 
     def listeners(self) -> Iterable[Listener]:
         """Return every listener, in the order of use."""

@@ -29,6 +29,11 @@ class Prompts:
         self._generating = 0
         self._lengths: Tensor | None = None
 
+    @property
+    def generating(self) -> bool:
+        """Whether a generation is under way."""
+        return self._generating > 0
+
     def note(self, lengths: Tensor, past: int) -> Tensor | None:
         """Take account of a pass with `past` cached tokens, and return the prompt lengths that hold in it."""
         if self._lengths is None or (past == 0 and not self._generating):

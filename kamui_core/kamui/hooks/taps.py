@@ -22,6 +22,7 @@ from kamui.hooks.chain import fold
 from kamui.hooks.context import active_scopes, is_suspended
 from kamui.hooks.passes import autograd_runs
 from kamui.hooks.ports import Port, TapOwner, Wiring
+from kamui.hooks.stopping import StopForward, is_stopping
 from kamui.hooks.values import Path, argument_path, kind, main_path, put, take
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class ModuleTap:
             for port in wiring.input:
                 current = _through_input(port, entry, given, current)
             lines += [(port, entry) for port in wiring.attention if port.hears(entry)]
+        for wiring, entry in zip(listening, entries, strict=True):
+            if wiring.scope.may_stop(entry, wiring.input):
+                raise StopForward(entry.forward_pass.stack[0])
         if lines:
             entries[-1].mode = AttentionMode.push(lines)
         return None if current is given else current
@@ -111,10 +115,11 @@ class ModuleTap:
             if leaving and not leaving[0][1].is_failing():
                 output = _through_outputs(leaving, output)
                 failing = False
+                _stop_if_asked(leaving)
         finally:
             for wiring, entry in leaving:
                 entry.forward_pass.stack.pop()
-                if failing:
+                if failing and not is_stopping(entry):
                     wiring.scope.passes.drop_if_ended(entry.forward_pass)
         return output
 
@@ -180,6 +185,12 @@ def _through_outputs(leaving: Sequence[tuple[Wiring, Entry]], output: Any) -> An
         if entry.is_outermost():
             wiring.scope.finish(entry, current)
     return None if current is output else current
+
+
+def _stop_if_asked(leaving: Sequence[tuple[Wiring, Entry]]) -> None:
+    for wiring, entry in leaving:
+        if wiring.scope.may_stop(entry, (*wiring.attention, *wiring.output)) and not entry.is_outermost():
+            raise StopForward(entry.forward_pass.stack[0])
 
 
 def _through_output(port: Port, entry: Entry, output: Any, current: Any) -> Any:
