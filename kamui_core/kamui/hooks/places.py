@@ -146,8 +146,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and FSDP's first form."""
     while True:
         inner = model._modules.get("_orig_mod")
-        if inner is None and isinstance(model, (DataParallel, DistributedDataParallel, *_sharding_wrappers())):
+        if inner is None and isinstance(model, DataParallel | DistributedDataParallel):
             inner = model.module
+        if inner is None and isinstance(model, _sharding_wrappers()):
+            inner = model._modules["_fsdp_wrapped_module"]
         if inner is None:
             return model
         model = inner
