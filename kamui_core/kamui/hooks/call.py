@@ -58,17 +58,17 @@ class Call:
 
         None where the pass has no sequence that could be counted.
         """
-        facts = self.forward_pass.facts
+        facts = self.entry.facts
         return None if facts is None else facts.positions()
 
     @property
     def key_positions(self) -> Tensor | None:
         """The same for the keys, cached ones included, (B, Sk)."""
-        facts = self.forward_pass.facts
+        facts = self.entry.facts
         return None if facts is None else facts.key_positions()
 
     @property
     def prompt_lengths(self) -> Tensor | None:
         """How many real tokens each row's prompt has, (B,), or None where that cannot be known."""
-        facts = self.forward_pass.facts
+        facts = self.entry.facts
         return None if facts is None else facts.prompt_lengths()

@@ -31,10 +31,11 @@ class Removable(Protocol):
 class Entry:
     """One running call of one tapped module."""
 
-    __slots__ = ("exception", "forward_pass", "frame", "index", "mode", "module")
+    __slots__ = ("exception", "facts", "forward_pass", "frame", "index", "mode", "module")
 
     frame: FrameType | None
     mode: Removable | None
+    facts: SequenceFacts | None
 
     def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int) -> None:
         self.forward_pass = forward_pass
@@ -43,6 +44,7 @@ class Entry:
         self.exception = sys.exception()
         self.frame = None
         self.mode = None
+        self.facts = None
 
     def is_outermost(self) -> bool:
         """Tell whether this call is the forward pass itself."""
@@ -57,7 +59,7 @@ class Entry:
 class ForwardPass:
     """One forward pass of one scope in one thread."""
 
-    __slots__ = ("captured", "counts", "facts", "index", "recomputing", "stack")
+    __slots__ = ("captured", "counts", "index", "recomputing", "stack")
 
     def __init__(self, index: int, *, recomputing: bool) -> None:
         self.index = index
@@ -65,7 +67,6 @@ class ForwardPass:
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}
         self.captured: dict[Any, Any] = {}
-        self.facts: SequenceFacts | None = None
 
     def enter(self, module: nn.Module) -> Entry:
         """Note that a call of `module` begins."""

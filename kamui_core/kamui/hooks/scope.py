@@ -25,7 +25,7 @@ from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Entry, PassLog
 from kamui.hooks.places import Locator, Place, without_adapters
 from kamui.hooks.points import ATTENTION_IOS, HookPoint
-from kamui.hooks.sequence import Prompts, read_facts
+from kamui.hooks.sequence import Prompts, SequenceFacts, encoder_of, read_decoder_facts, read_facts
 from kamui.hooks.stopping import Stop, StopForward, check_stop
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
@@ -117,6 +117,8 @@ class Scope:
         self._tapped: dict[nn.Module, None] = {}
         self._prompts: defaultdict[int, Prompts] = defaultdict(Prompts)
         self._stops: dict[int, Stop] = {}
+        self._roots = (model, without_adapters(model)[0])
+        self._encoder = encoder_of(model)
 
     @property
     def manager(self) -> Any:
@@ -128,8 +130,8 @@ class Scope:
         self.is_open = True
         activate(self)
         try:
-            for root in {self.model, without_adapters(self.model)[0]}:
-                self._tap(root)
+            for module in filter(None, (*self._roots, self._encoder)):
+                self._tap(module)
             shadow_generate(self.model, self, self._prompts_here)
             run_eagerly(self.manager.model, self)
         except BaseException:
@@ -172,8 +174,11 @@ class Scope:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Note that a call of a tapped module begins; the outermost one begins a forward pass."""
         entry = self.passes.enter(module)
-        if len(entry.forward_pass.stack) == 1:
+        stack = entry.forward_pass.stack
+        if len(stack) == 1:
             self._begin(entry, args, kwargs)
+        else:
+            entry.facts = self._facts_of(entry, args, kwargs) if module is self._encoder else stack[-2].facts
         return entry
 
     def finish(self, entry: Entry, output: Any) -> None:
@@ -226,16 +231,21 @@ class Scope:
             listener.since = 0
 
     def _begin(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forward_pass = entry.forward_pass
-        if forward_pass.recomputing:
-            forward_pass.facts = self.passes.last_facts
+        if entry.forward_pass.recomputing:
+            entry.facts = self.passes.last_facts if self._encoder is None else None
             return
-        path = argument_path(entry.module, args, kwargs, ())
-        main = None if path is None else take((args, kwargs), path)
-        named = arguments_by_name(entry.module, args, kwargs)
-        forward_pass.facts = self.passes.last_facts = read_facts(main, named, self._prompts_here())
+        entry.facts = self.passes.last_facts = self._facts_of(entry, args, kwargs)
         for use in self.uses:
             use.ask("forward_started", call=Call(entry))
+
+    def _facts_of(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SequenceFacts | None:
+        module = entry.module
+        named = arguments_by_name(module, args, kwargs)
+        if self._encoder is not None and module in self._roots:
+            return read_decoder_facts(named, self._prompts_here())
+        path = argument_path(module, args, kwargs, ())
+        main = None if path is None else take((args, kwargs), path)
+        return read_facts(main, named, Prompts() if module is self._encoder else self._prompts_here())
 
     def _prompts_here(self) -> Prompts:
         return self._prompts[get_ident()]
