@@ -130,8 +130,10 @@ class Scope:
         self.is_open = True
         activate(self)
         try:
-            for module in filter(None, (*self._roots, self._encoder)):
+            for module in self._roots:
                 self._tap(module)
+            if self._encoder is not None:
+                self._tap(self._encoder)
             shadow_generate(self.model, self, self._prompts_here)
             run_eagerly(self.manager.model, self)
         except BaseException:
