@@ -34,6 +34,7 @@ Each error is a `KamuiError`, and also the built-in type that a user would catch
     ├── AmbiguousPointWarning                  a name that is both a module path and a canonical name
     ├── NeverFiredWarning                      a point that was listened to and never reached
     ├── NoEffectWarning                        a replacement that replaced nothing
+    ├── SwappedModuleWarning                   a module that was replaced while it was listened to
     ├── ForeignForwardWarning                  the model ran in a thread that does not have the scope
     └── PluginWarning                          an installed package that is broken or ignored
 """
@@ -170,6 +171,10 @@ class NeverFiredWarning(KamuiWarning):
 
 class NoEffectWarning(KamuiWarning):
     """A replacement that was asked each time and replaced nothing."""
+
+
+class SwappedModuleWarning(KamuiWarning):
+    """A module that was listened to was replaced inside the scope."""
 
 
 class ForeignForwardWarning(KamuiWarning):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kamui.hooks.passes import Entry, ForwardPass
+    from kamui.hooks.sequence import SequenceFacts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Origin:
     forward_pass: ForwardPass
     index: int
     module: nn.Module
+    facts: SequenceFacts | None
 
 
 class Call:
@@ -80,17 +82,17 @@ class Call:
 
         None where the pass has no sequence that could be counted.
         """
-        facts = self.forward_pass.facts
+        facts = self.origin.facts
         return None if facts is None else facts.positions()
 
     @property
     def key_positions(self) -> Tensor | None:
         """The same for the keys, cached ones included, (B, Sk)."""
-        facts = self.forward_pass.facts
+        facts = self.origin.facts
         return None if facts is None else facts.key_positions()
 
     @property
     def prompt_lengths(self) -> Tensor | None:
         """How many real tokens each row's prompt has, (B,), or None where that cannot be known."""
-        facts = self.forward_pass.facts
+        facts = self.origin.facts
         return None if facts is None else facts.prompt_lengths()

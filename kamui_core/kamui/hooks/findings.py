@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kamui.errors import ForeignForwardWarning, KamuiWarning, NeverFiredWarning, NoEffectWarning
+from kamui.errors import ForeignForwardWarning, KamuiWarning, NeverFiredWarning, NoEffectWarning, SwappedModuleWarning
 from kamui.hooks.reading import why_no_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
 
     from kamui.hooks.chain import Listener
     from kamui.hooks.scope import Scope, Use
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 def findings_of(scope: Scope) -> list[KamuiWarning]:
     """Return what the user of a scope should be told at its end."""
-    found: list[KamuiWarning] = []
+    found: list[KamuiWarning] = [*_surroundings_of(scope)]
     silent = [one for one in scope.listeners() if one.calls == 0 and one.since < scope.passes.finished]
     for why in dict.fromkeys(map(_why_silent, silent)):
         points = _listed(one for one in silent if _why_silent(one) == why)
@@ -66,3 +68,25 @@ def _without_effect(use: Use) -> NoEffectWarning:
 def _listed(listeners: Iterable[Listener]) -> str:
     names = [f"{one.point!r} ({one.label})" for one in listeners]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _surroundings_of(scope: Scope) -> Iterator[KamuiWarning]:
+    """Yield what happened around the scope: modules that were swapped, a model called from a compiled function."""
+    swapped = {str(one.point): one for one in scope.listeners() if not scope.locator.still_has(one.point, one.place)}
+    for name, listener in swapped.items():
+        yield SwappedModuleWarning(
+            f"point {name!r} ({listener.label}) is another module now: {listener.point.module!r} was replaced inside "
+            f"the scope, and the new module was neither seen nor changed; replace it before listening to it"
+        )
+    calls = [one.calls for one in scope.listeners()]
+    if calls and not any(calls) and not scope.passes.ran() and _was_compiled(scope.model):
+        yield NeverFiredWarning(
+            "the scope listened and saw no forward pass of its model, which is part of something that was compiled; a "
+            "call from within a function compiled with torch.compile cannot be seen: compile the model instead of "
+            "the function, or call the model itself"
+        )
+
+
+def _was_compiled(model: nn.Module) -> bool:
+    """Tell whether torch.compile has ever gone through the model; it leaves a mark on the parameters."""
+    return any(hasattr(parameter, "_dynamo_static_input_type") for parameter in model.parameters())

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from kamui.errors import ScopeError
+from kamui.hooks.sequence import Given, encoder_of
 
 if TYPE_CHECKING:
     from kamui.hooks.sequence import Prompts
@@ -32,12 +33,14 @@ class GenerateShadow:
         self._generate = generate
         self._own = model.__dict__.get("generate", _ABSENT)
         self._model_id = id(model)
+        self._decodes_another = encoder_of(model) is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate, as the model's own method does."""
+        given = Given() if self._decodes_another else _given(args, kwargs)
         with ExitStack() as stack:
             for prompts in list(self.listeners.values()):
-                stack.enter_context(prompts().generation())
+                stack.enter_context(prompts().generation(given))
             return self._generate(*args, **kwargs)
 
     def restore(self, model: nn.Module) -> None:
@@ -60,6 +63,16 @@ class GenerateShadow:
             "a model cannot be pickled while a HookManager scope is open on it; leave the scope first, or save "
             "its state_dict()"
         )
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+    """Read the prompt from the arguments of `generate`, as far as they tell it."""
+    named = (kwargs.get(name) for name in ("input_ids", "inputs", "inputs_embeds"))
+    prompt = next((one for one in (*args[:1], *named) if isinstance(one, Tensor) and one.dim() > 1), None)
+    mask = kwargs.get("attention_mask")
+    if prompt is None or not isinstance(mask, Tensor) or mask.shape != prompt.shape[:2]:
+        mask = None
+    return Given(0 if prompt is None else prompt.shape[1], mask)
 
 
 _shadows: WeakKeyDictionary[nn.Module, GenerateShadow] = WeakKeyDictionary()

@@ -135,5 +135,5 @@ def _origin(entry: Entry) -> Origin | None:
     """Return the call that `entry` is, or repeats where its graph is made only now; None where it was made before."""
     forward_pass = entry.forward_pass
     if not forward_pass.recomputing:
-        return Origin(forward_pass, entry.index, entry.module)
+        return Origin(forward_pass, entry.index, entry.module, entry.facts)
     return forward_pass.log.repeated_without_graph(entry)

@@ -185,10 +185,25 @@ class HookManager:
         """Forget what was captured so far; forward passes are counted from 0 again."""
         self._any_scope("clear").clear()
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model in this scope and return what it gives."""
-        self._open_scope("run")
-        return self._model(*args, **kwargs)
+    def run(self, *args: Any, stop: bool = False, **kwargs: Any) -> Any:
+        """Call the model in this scope and return what it gives.
+
+        Args:
+            args: Positional arguments of the model.
+            stop: Leave the model once every point that this scope listens to has fired, and return None. A module
+                that is called more than once has fired with its first call. The pass counts as finished, and
+                `forward_finished` gets None for the output; in scopes around this one it counts as failed.
+            kwargs: Keyword arguments of the model.
+
+        Raises:
+            ScopeError: With `stop`: nothing is listened to, a cache is among the arguments, FSDP shards the model, or
+                it runs already.
+        """
+        scope = self._open_scope("run")
+        if not stop:
+            return self._model(*args, **kwargs)
+        scope.run_until_served(self._model, args, kwargs)
+        return None
 
     def report(self) -> Report:
         """Return what fired where so far."""

@@ -51,10 +51,11 @@ class Watch(Protocol):
 class Entry:
     """One running call of one tapped module."""
 
-    __slots__ = ("exception", "forward_pass", "frame", "given", "index", "mode", "module", "watches")
+    __slots__ = ("exception", "facts", "forward_pass", "frame", "given", "index", "mode", "module", "watches")
 
     frame: FrameType | None
     mode: Removable | None
+    facts: SequenceFacts | None
 
     def __init__(self, forward_pass: ForwardPass, module: nn.Module, index: int) -> None:
         self.forward_pass = forward_pass
@@ -65,6 +66,7 @@ class Entry:
         self.mode = None
         self.given: object = None
         self.watches: Iterable[tuple[Watch, Tensor]] = ()
+        self.facts = None
 
     def is_outermost(self) -> bool:
         """Tell whether this call is the forward pass itself."""
@@ -83,7 +85,6 @@ class ForwardPass:
         "began_with_graph",
         "captured",
         "counts",
-        "facts",
         "has_ended",
         "index",
         "is_never_repeated",
@@ -102,7 +103,6 @@ class ForwardPass:
         self.stack: list[Entry] = []
         self.counts: dict[nn.Module, int] = {}
         self.captured: dict[Any, Any] = {}
-        self.facts: SequenceFacts | None = None
 
     def enter(self, module: nn.Module) -> Entry:
         """Note that a call of `module` begins."""
@@ -164,6 +164,15 @@ class PassLog:
         """Return the innermost running call of `module` in this thread."""
         forward_pass = self._running.get(get_ident())
         return None if forward_pass is None else forward_pass.entry_of(module)
+
+    def ran(self) -> bool:
+        """Tell whether the model was seen to run at all, well or not, here or elsewhere."""
+        return self.finished + self.dropped + self.foreign > 0
+
+    def runs_here(self) -> bool:
+        """Tell whether a forward pass is under way in this thread."""
+        running = self._running.get(get_ident())
+        return running is not None and not running.is_stale()
 
     def enter(self, module: nn.Module) -> Entry:
         """Note that a call of `module` begins, in the pass of this thread or in a new one."""

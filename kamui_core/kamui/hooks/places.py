@@ -6,6 +6,7 @@ model's architecture translates. Wrappers such as `torch.compile` and DDP are no
 
 from __future__ import annotations
 
+import sys
 import warnings
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -39,7 +40,8 @@ class Locator:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model, self._prefix = without_adapters(model)
+        self._given = model
 
     @cached_property
     def names(self) -> ModelMap:
@@ -57,7 +59,7 @@ class Locator:
         if not isinstance(text, str) or not is_pattern(text):
             point = HookPoint(text)
             return {point: self.place(point)}
-        names = self.names.expand(text)
+        names = self.names.expand(text.removeprefix(self._prefix))
         if not names:
             raise UnknownPointError(f"pattern {text!r} matches no point of this model; {self.names.some()}")
         return {HookPoint(name): self.place(HookPoint(name)) for name in names}
@@ -85,6 +87,12 @@ class Locator:
         if target is None:
             raise _no_feed_forward(point) if module is not None else self.names.refuse(point)
         return self._place_of(target)
+
+    def still_has(self, point: HookPoint, place: Place) -> bool:
+        """Tell whether the module at a point that was found before is still the same one."""
+        point = self._without_wrappers(point.forward if point.is_gradient else point)
+        target = None if self._module_at(point.module) is place.module else self._target(point)
+        return self._module_at(point.module if target is None else target.point.module) is place.module
 
     def module(self, path: str) -> nn.Module:
         """Return the module at a module path or of a canonical module name.
@@ -124,12 +132,12 @@ class Locator:
             )
 
     def _module_at(self, path: str) -> nn.Module | None:
-        module: nn.Module | None = self._model
-        for segment in path.split(".") if path else ():
-            module = None if module is None else module._modules.get(segment)
-        return module
+        module = _walk(self._model, path) if path else self._given
+        return module if module is not None or self._given is self._model else _walk(self._given, path)
 
     def _without_wrappers(self, point: HookPoint) -> HookPoint:
+        if self._prefix and point.module.startswith(self._prefix):
+            point = HookPoint(point.removeprefix(self._prefix))
         head, _, rest = point.partition(".")
         while rest and head in _WRAPPER_SEGMENTS and head not in self._model._modules:
             point = HookPoint(rest)
@@ -138,14 +146,40 @@ class Locator:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    """Return the model inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and FSDP's first form."""
     while True:
         inner = model._modules.get("_orig_mod")
         if inner is None and isinstance(model, DataParallel | DistributedDataParallel):
             inner = model.module
+        if inner is None and isinstance(model, _sharding_wrappers()):
+            inner = model._modules["_fsdp_wrapped_module"]
         if inner is None:
             return model
         model = inner
+
+
+def without_adapters(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the model that gives the names, and what its module paths have in front of them in `model`.
+
+    A `PeftModel` is the root itself, since its call is the forward pass, but the names are those of its base model.
+    """
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return model, ""
+    base: nn.Module = model.get_base_model()
+    return base, "base_model." if base is model._modules["base_model"] else "base_model.model."
+
+
+def _sharding_wrappers() -> tuple[type[nn.Module], ...]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return () if fsdp is None else (fsdp.FullyShardedDataParallel,)
+
+
+def _walk(root: nn.Module, path: str) -> nn.Module | None:
+    module: nn.Module | None = root
+    for segment in path.split("."):
+        module = None if module is None else module._modules.get(segment)
+    return module
 
 
 def _container_error(point: HookPoint, module: nn.Module) -> UnknownPointError:

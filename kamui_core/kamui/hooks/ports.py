@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kamui.errors import ValueStructureError
@@ -29,6 +30,9 @@ class TapOwner(Protocol):
 
     def finish(self, entry: Entry, output: Any) -> None:
         """Note that a forward pass ended well."""
+
+    def may_stop(self, entry: Entry, ports: Iterable[Port]) -> bool:
+        """Note which ports a call has served, and tell whether its forward pass may stop there."""
 
 
 class Port:

@@ -69,7 +69,8 @@ def _chosen_tokens(positions: Positions, point: HookPoint, value: Tensor, call: 
     if known is None:
         raise PositionError(
             f"positions {positions!r} cannot be found at point {point!r}: the forward pass did not begin with "
-            f"token ids (B, S) or embeddings (B, S, D); leave positions out, or call the model as a whole"
+            f"token ids (B, S) or embeddings (B, S, D), or with a mask that does not tell which of them are padding; "
+            f"leave positions out, or call the model as a whole with a 2-D attention_mask"
         )
     if value.dim() < 3 or value.shape[0] != known.shape[0] or value.shape[-2] > known.shape[1]:
         raise PositionError(

@@ -10,7 +10,7 @@ from kamui.errors import UnsupportedModelError
 from kamui.hooks.canonical import canonical_points
 from kamui.hooks.description import PointDescription, describe
 from kamui.hooks.naming import map_of
-from kamui.hooks.places import Locator, unwrap
+from kamui.hooks.places import Locator, unwrap, without_adapters
 from kamui.hooks.points import HookPoint
 
 
@@ -37,7 +37,7 @@ class HookRegistry:
             UnsupportedModelError: Nothing recognises the model; or `source` is neither.
         """
         if isinstance(source, nn.Module):
-            model = unwrap(source)
+            model, _ = without_adapters(unwrap(source))
             names = map_of(model)
             if names.architecture is None:
                 raise UnsupportedModelError(

@@ -23,15 +23,17 @@ from kamui.hooks.compiled import run_compiled, run_eagerly
 from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Entry, PassLog
-from kamui.hooks.places import Locator, Place
+from kamui.hooks.places import Locator, Place, without_adapters
 from kamui.hooks.points import ATTENTION_IOS, GRADIENT_PREFIX, HookPoint
-from kamui.hooks.sequence import Prompts, read_facts
+from kamui.hooks.sequence import Prompts, SequenceFacts, encoder_of, read_decoder_facts, read_facts
+from kamui.hooks.stopping import Stop, StopForward, check_stop
 from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
 from kamui.hooks.values import argument_path, arguments_by_name, take
 from kamui.interventions.contract import Callback, contract_of
 
 if TYPE_CHECKING:
+    from kamui.hooks.ports import Port
     from kamui.interventions.intervention import Intervention
 
 _serials: Final = itertools.count()
@@ -114,6 +116,9 @@ class Scope:
         self.uses: list[Use] = []
         self._tapped: dict[nn.Module, None] = {}
         self._prompts: defaultdict[int, Prompts] = defaultdict(Prompts)
+        self._stops: dict[int, Stop] = {}
+        self._roots = (model, without_adapters(model)[0])
+        self._encoder = encoder_of(model)
 
     @property
     def manager(self) -> Any:
@@ -125,7 +130,10 @@ class Scope:
         self.is_open = True
         activate(self)
         try:
-            self._tap(self.model)
+            for module in self._roots:
+                self._tap(module)
+            if self._encoder is not None:
+                self._tap(self._encoder)
             shadow_generate(self.model, self, self._prompts_here)
             run_eagerly(self.manager.model, self)
         except BaseException:
@@ -168,8 +176,11 @@ class Scope:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Note that a call of a tapped module begins; the outermost one begins a forward pass."""
         entry = self.passes.enter(module)
-        if len(entry.forward_pass.stack) == 1:
+        stack = entry.forward_pass.stack
+        if len(stack) == 1:
             self._begin(entry, args, kwargs)
+        else:
+            entry.facts = self._facts_of(entry, args, kwargs) if module is self._encoder else stack[-2].facts
         return entry
 
     def finish(self, entry: Entry, output: Any) -> None:
@@ -185,6 +196,29 @@ class Scope:
             for captures in use.stores:
                 captures.commit(forward_pass, index)
 
+    def run_until_served(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call `model`, and leave it once every point that is listened to has fired; the pass counts as finished.
+
+        Raises:
+            ScopeError: It cannot be left in the middle, or a forward pass or a generation runs here already.
+        """
+        here = get_ident()
+        if self._prompts_here().generating or self.passes.runs_here():
+            raise ScopeError("run(..., stop=True) came while the model runs or generates; call it outside of that")
+        check_stop(model, self.listeners(), args, kwargs)
+        self._stops[here] = Stop(self.listeners())
+        try:
+            model(*args, **kwargs)
+        except StopForward as stop:
+            self.finish(stop.outermost, None)
+        finally:
+            del self._stops[here]
+
+    def may_stop(self, entry: Entry, ports: Iterable[Port]) -> bool:
+        """Note which ports a call has served, and tell whether its forward pass may stop there."""
+        stop = self._stops.get(get_ident()) if self._stops else None
+        return stop is not None and stop.reached(ports, entry)
+
     def listeners(self) -> Iterable[Listener]:
         """Return every listener, in the order of use."""
         return itertools.chain.from_iterable(use.listeners for use in list(self.uses))
@@ -199,16 +233,21 @@ class Scope:
             listener.since = 0
 
     def _begin(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forward_pass = entry.forward_pass
-        if forward_pass.recomputing:
-            forward_pass.facts = self.passes.last_facts
+        if entry.forward_pass.recomputing:
+            entry.facts = self.passes.last_facts if self._encoder is None else None
             return
-        path = argument_path(entry.module, args, kwargs, ())
-        main = None if path is None else take((args, kwargs), path)
-        named = arguments_by_name(entry.module, args, kwargs)
-        forward_pass.facts = self.passes.last_facts = read_facts(main, named, self._prompts_here())
+        entry.facts = self.passes.last_facts = self._facts_of(entry, args, kwargs)
         for use in self.uses:
             use.ask("forward_started", call=Call(entry))
+
+    def _facts_of(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SequenceFacts | None:
+        module = entry.module
+        named = arguments_by_name(module, args, kwargs)
+        if self._encoder is not None and module in self._roots:
+            return read_decoder_facts(named, self._prompts_here())
+        path = argument_path(module, args, kwargs, ())
+        main = None if path is None else take((args, kwargs), path)
+        return read_facts(main, named, Prompts() if module is self._encoder else self._prompts_here())
 
     def _prompts_here(self) -> Prompts:
         return self._prompts[get_ident()]

@@ -6,16 +6,31 @@ It is read once, when the pass begins: the cache grows while the layers run. The
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kamui.errors import PositionError
 
 _CACHE_KEYWORDS: Final = ("cache", "past_key_values")
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a generation was given: how wide its prompt is, and the mask of that, (B, width), if any."""
+
+    width: int = 0
+    mask: Tensor | None = None
+
+    def expanded(self, batch: int) -> Tensor | None:
+        """Return the mask with each row repeated, as beams and several samples for one prompt have it."""
+        if self.mask is None or batch % len(self.mask):
+            return None
+        return self.mask.repeat_interleave(batch // len(self.mask), dim=0)
 
 
 class Prompts:
@@ -28,24 +43,43 @@ class Prompts:
     def __init__(self) -> None:
         self._generating = 0
         self._lengths: Tensor | None = None
+        self._given: Given = Given()
 
-    def note(self, lengths: Tensor, past: int) -> Tensor | None:
-        """Take account of a pass with `past` cached tokens, and return the prompt lengths that hold in it."""
+    @property
+    def generating(self) -> bool:
+        """Whether a generation is under way."""
+        return self._generating > 0
+
+    def mask(self, batch: int, width: int) -> Tensor | None:
+        """Return the mask of prompt and generated tokens (B, width), where `generate` was given one."""
+        mask = self._given.expanded(batch)
+        if mask is None:
+            return None
+        generated = mask.new_ones(batch, max(width - mask.shape[1], 0))
+        return torch.cat([mask[:, :width], generated], dim=-1)  # (B, width)
+
+    def note(self, lengths: Tensor, past: int, length: int) -> Tensor | None:
+        """Take account of a pass of `length` tokens after `past` cached ones; return the prompt lengths in it."""
+        mask = self._given.expanded(len(lengths))
+        if mask is not None:
+            return (mask != 0).sum(-1)
         if self._lengths is None or (past == 0 and not self._generating):
-            self._lengths = lengths if past == 0 else None
+            self._lengths = lengths if past == 0 and length >= self._given.width else None
         held = self._lengths
         return held if held is None or held.shape == lengths.shape else None
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
-        """Hold the prompt of the first pass inside for all that follow it."""
+    def generation(self, given: Given) -> Iterator[None]:
+        """Hold the prompt that is given, or that of the first pass inside, for all that follow it."""
         self._lengths = None
+        around, self._given = self._given, given
         self._generating += 1
         try:
             yield
         finally:
             self._generating -= 1
             self._lengths = None
+            self._given = around
 
 
 class SequenceFacts:
@@ -74,7 +108,7 @@ class SequenceFacts:
         self.past = past
         self._mask = mask
         self._position_ids = position_ids
-        self._prompt_lengths = prompts.note(self._real_tokens(), past)
+        self._prompt_lengths = prompts.note(self._real_tokens(), past, length)
 
     def key_positions(self) -> Tensor:
         """Return the positions of cached and new tokens, (B, past + S); -1 for padding.
@@ -124,13 +158,39 @@ def read_facts(main: object, arguments: dict[str, Any], prompts: Prompts) -> Seq
         return None
     batch, length = main.shape[:2]
     past = _past_length(arguments)
-    mask = arguments.get("attention_mask")
+    mask = given = arguments.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.shape != (batch, past + length):
         mask = None
     position_ids = arguments.get("position_ids")
     if not isinstance(position_ids, Tensor) or position_ids.shape not in ((batch, length), (1, length)):
         position_ids = None
+    if mask is None and position_ids is None:
+        mask = prompts.mask(batch, past + length)
+    if mask is None and position_ids is None and given is not None:
+        return None
     return SequenceFacts(batch, length, past, mask, position_ids, prompts)
+
+
+def read_decoder_facts(arguments: dict[str, Any], prompts: Prompts) -> SequenceFacts | None:
+    """Read what the arguments of an encoder-decoder model tell of the sequence that it decodes.
+
+    Args:
+        arguments: The model's arguments by name.
+        prompts: The prompts that this thread is generating from.
+    """
+    prefix = "decoder_"
+    own = {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
+    main = own.get("input_ids") if own.get("input_ids") is not None else own.get("inputs_embeds")
+    return read_facts(main, own | {name: arguments.get(name) for name in _CACHE_KEYWORDS}, prompts)
+
+
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """Return the encoder of an encoder-decoder model, whose sequence is another than the decoder's."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    get_encoder: Any = getattr(model, "get_encoder", None)
+    encoder = get_encoder() if callable(get_encoder) else None
+    return encoder if isinstance(encoder, nn.Module) and encoder is not model else None
 
 
 def _is_sequence(main: Tensor) -> bool:

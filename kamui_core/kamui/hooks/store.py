@@ -78,7 +78,8 @@ class Captures:
         """
         if call.recomputing:
             return
-        if _is_batched(value):
+        value = _out_of_transforms(value)
+        if torch._C._functorch.is_batchedtensor(value):
             raise NotCapturedError(
                 f"the value at point {point!r} cannot be kept: inside torch.func.vmap it is one sample's, and ends "
                 f"with the transform; capture it in a call of the model outside vmap"
@@ -169,10 +170,9 @@ def _in_order(values: dict[int, Kept]) -> list[Kept]:
     return [values[index] for index in sorted(values)]
 
 
-def _is_batched(value: Tensor) -> bool:
-    """Tell whether a vmap is under way on the value, also inside other transforms."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        if torch._C._functorch.is_batchedtensor(value):
-            return True
-        value = torch._C._functorch.get_unwrapped(value)
-    return False
+def _out_of_transforms(value: Tensor) -> Tensor:
+    """Return the tensor inside the wrappers of `torch.func.grad` and its like, which die with their transform."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(value) and not functorch.is_batchedtensor(value):
+        value = functorch.get_unwrapped(value)
+    return value

@@ -23,6 +23,7 @@ from kamui.hooks.context import active_scopes, is_suspended
 from kamui.hooks.gradients import Line, Running, watch_arguments, watch_output
 from kamui.hooks.passes import autograd_runs
 from kamui.hooks.ports import Port, TapOwner, Wiring, no_tensor
+from kamui.hooks.stopping import StopForward, is_stopping
 from kamui.hooks.values import Arguments, Path, argument_path, main_path, put, take
 
 if TYPE_CHECKING:
@@ -85,16 +86,17 @@ class ModuleTap:
         current: Arguments = given
         lines: list[Line] = []
         gradients: tuple[Port, ...] = ()
-        entries = [wiring.scope.enter(module, args, kwargs) for wiring in listening]
-        for wiring, entry in zip(listening, entries, strict=True):
+        running = [(wiring, wiring.scope.enter(module, args, kwargs)) for wiring in listening]
+        for wiring, entry in running:
             for port in wiring.input:
                 current = _through_input(port, entry, given, current)
             lines += [(port, entry) for port in wiring.attention if port.hears(entry)]
             gradients += wiring.gradients
         if gradients:
-            current = watch_arguments(list(zip(listening, entries, strict=True)), current)
+            current = watch_arguments(running, current)
+        _stop_after_input(running)
         if lines:
-            entries[-1].mode = AttentionMode.push(lines)
+            running[-1][1].mode = AttentionMode.push(lines)
         return None if current is given else current
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -114,10 +116,11 @@ class ModuleTap:
             if leaving and not leaving[0][1].is_failing():
                 output = _through_outputs(leaving, output)
                 failing = False
+                _stop_after_output(leaving)
         finally:
             for wiring, entry in leaving:
                 entry.forward_pass.stack.pop()
-                if failing:
+                if failing and not is_stopping(entry):
                     wiring.scope.passes.drop_if_ended(entry.forward_pass)
         return output
 
@@ -189,6 +192,18 @@ def _through_outputs(leaving: Running, output: Any) -> Any:
         if entry.is_outermost():
             wiring.scope.finish(entry, current)
     return None if current is output else current
+
+
+def _stop_after_input(running: Running) -> None:
+    for wiring, entry in running:
+        if wiring.scope.may_stop(entry, wiring.input):
+            raise StopForward(entry.forward_pass.stack[0])
+
+
+def _stop_after_output(leaving: Running) -> None:
+    for wiring, entry in leaving:
+        if wiring.scope.may_stop(entry, (*wiring.attention, *wiring.output)) and not entry.is_outermost():
+            raise StopForward(entry.forward_pass.stack[0])
 
 
 def _through_output(port: Port, entry: Entry, output: Any, current: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _WrappedHook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -193,6 +194,8 @@ def _hook_facts(module: nn.Module, name: str) -> dict[str, object]:
 
 
 def _name_of(hook: object) -> str:
+    if isinstance(hook, _WrappedHook):  # a deep copy of one has lost the name
+        hook = hook.hook
     name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
     return f"{getattr(hook, '__module__', type(hook).__module__)}.{name}"
 
