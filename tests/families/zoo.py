@@ -337,7 +337,6 @@ FAMILIES: dict[str, Family] = {
             "share_att_key": True,
             "pos_att_type": ["p2c", "c2p"],
             "position_biased_input": False,
-            "legacy": False,
         },
     ),
     "modernbert": Family(
@@ -411,3 +410,6 @@ def _stir(model: PreTrainedModel) -> None:
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
             parameter += (0.2 if parameter.ndim > 1 else 0.3) * torch.randn_like(parameter)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer += torch.randn_like(buffer)
