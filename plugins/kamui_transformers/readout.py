@@ -128,8 +128,8 @@ def _one_token(model: Any, rows: Tensor, batch: int) -> dict[str, Any]:
         return {"pixel_values": rows.new_zeros(batch, channels, height, width)}
     ids = torch.zeros(batch, 1, dtype=torch.long, device=rows.device)  # (N, 1)
     if model.config.is_encoder_decoder:
-        from transformers.modeling_outputs import BaseModelOutput  # imported already, as the model is one of its
+        from transformers.modeling_outputs import MoEModelOutput  # imported already: the model is one of its
 
-        encoded = BaseModelOutput(last_hidden_state=rows.new_zeros(batch, 1, rows.shape[-1]))  # (N, 1, D)
+        encoded = MoEModelOutput(last_hidden_state=rows.new_zeros(batch, 1, rows.shape[-1]))  # (N, 1, D)
         return {"encoder_outputs": encoded, "decoder_input_ids": ids}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -56,9 +56,7 @@ class _Spelling:
     def add(self, stack: Stack) -> None:
         """Write down one stack; the main one comes last."""
         prefix = stack.prefix
-        self._points[HookPoint(f"{prefix}embed.output")] = Target(
-            HookPoint(f"{stack.blocks[0]}.input"), stack.calls[0]
-        )
+        self._points[HookPoint(f"{prefix}embed.output")] = Target(HookPoint(f"{stack.blocks[0]}.input"), stack.calls[0])
         if self._embed is not None and prefix in ("", "decoder."):
             self._modules[f"{prefix}embed"] = self._embed
         for index, (path, call, parts) in enumerate(zip(stack.blocks, stack.calls, stack.parts, strict=True)):

@@ -55,10 +55,9 @@ def attentions_in(block: nn.Module) -> list[str]:
 def experts_in(block: nn.Module) -> str | None:
     """Return the path of the module in `block` that mixes experts, or None when there is none."""
     for path, module in block.named_modules():
-        name = path.rpartition(".")[2]
-        stacked = any(weight.ndim == 3 for weight in module.parameters(recurse=False))
-        if "." in path and (_EXPERTS.search(name) or (stacked and not isinstance(module, nn.modules.conv._ConvNd))):
-            return path.rpartition(".")[0]
+        around, _, name = str(path).rpartition(".")
+        if around and (_EXPERTS.search(name) or "Experts" in type(module).__name__):
+            return around
     return None
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families.zoo import FAMILIES, make
 
+from families.zoo import FAMILIES, make
 from kamui import HookManager, HookRegistry
 from kamui.errors import UnknownPointError
 
 LLAMA = ("model.layers.1", "self_attn", "self_attn.output", "mlp.down_proj.input", "mlp.output")
-LLAMA_LIKE = "llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 stablelm olmo olmo2 cohere granite glm nemotron smollm3"
+LLAMA_LIKE = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 stablelm olmo olmo2 cohere granite glm nemotron smollm3"
+)
 MIXTURE = ("model.layers.1", "self_attn", "self_attn.output", None, "mlp.output")
 SCATTERED = ("self_attn", "self_attn.output", "fc2.input", "fc2.output")
 BERT = ("attention.self", "attention.output.dense.output", "output.dense.input", "output.dense.output")
@@ -143,7 +145,9 @@ def test_a_feed_forward_that_is_no_module_says_so(name: str) -> None:
 
 def test_a_model_without_final_norm_says_so() -> None:
     model, _ = make("bert")
-    with pytest.raises(UnknownPointError, match="'final_ln.output' is not in this model: this model has no norm after"):
+    with pytest.raises(
+        UnknownPointError, match=r"'final_ln\.output' is not in this model: this model has no norm after"
+    ):
         HookRegistry.validate(model, "final_ln.output")
 
 

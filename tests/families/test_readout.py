@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
-from families.zoo import FAMILIES, make
 from torch import Tensor
 
+from families.zoo import FAMILIES, make
 from kamui import HookManager
 from kamui.errors import UnsupportedModelError
 from kamui.hooks import inspect
@@ -100,5 +100,5 @@ def test_scopes_that_are_open_do_not_see_the_readout() -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_HEAD))
 def test_a_model_without_head_says_so(name: str) -> None:
     model, _ = make(name)
-    with pytest.raises(UnsupportedModelError, match="gives no logits .* load it with its language-model head"):
+    with pytest.raises(UnsupportedModelError, match=r"gives no logits .* load it with its language-model head"):
         HookManager(model).architecture.readout(model, torch.randn(2, 32))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from families.zoo import FAMILIES, make
 from torch import Tensor, nn
 
+from families.zoo import FAMILIES, make
 from kamui import HookManager
 from kamui.testing import leaves_no_trace
 
