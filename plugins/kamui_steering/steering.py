@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ class Steering(Intervention):
     Source: Turner et al. 2023, "Activation Addition: Steering Language Models Without Optimization"; Rimsky et
     al. 2023, "Steering Llama 2 via Contrastive Activation Addition" for the difference of means.
     """
-
-    replaces: ClassVar[bool] = True
 
     alpha: float = 1.0
     vector: Tensor | Mapping[str, Tensor] | str | Path | None = None

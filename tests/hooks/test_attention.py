@@ -276,10 +276,13 @@ def test_attention_points_of_a_module_that_attends_otherwise_are_named_at_the_en
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return (q @ k.mT).softmax(-1) @ v
 
-    eager = Eager()
-    with pytest.warns(NeverFiredWarning, match=r"never fired: 'weights' \(cache\)"), HookManager(eager) as hooks:
-        hooks.use("cache", at="weights")
-        eager(*inputs())
+    def run(eager: Eager) -> None:
+        with HookManager(eager) as hooks:
+            hooks.use("cache", at="weights")
+            eager(*inputs())
+
+    with pytest.warns(NeverFiredWarning, match=r"never fired: 'weights' \(cache\)"):
+        run(Eager())
 
 
 def test_a_selector_inside_attention_is_refused() -> None:
@@ -304,10 +307,14 @@ def test_no_mode_stays_after_an_interrupt(
         assert hooks.report().finished == 1
         assert hooks.report().dropped == 1
 
-    with pytest.raises(interrupt), HookManager(model) as hooks:
-        hooks.use("cache", at="blocks.*.attn.weights")
-        hooks.use(lambda value: (_ for _ in ()).throw(interrupt()), at="blocks.1.attn.weights")
-        model(token_ids)
+    def interrupted_by_a_callback() -> None:
+        with HookManager(model) as hooks:
+            hooks.use("cache", at="blocks.*.attn.weights")
+            hooks.use(lambda value: (_ for _ in ()).throw(interrupt()), at="blocks.1.attn.weights")
+            model(token_ids)
+
+    with pytest.raises(interrupt):
+        interrupted_by_a_callback()
     assert len(_get_current_function_mode_stack()) == 0
     assert torch.equal(model(token_ids), bare)
 

@@ -54,7 +54,7 @@ def test_what_design_promises_to_its_first_user_works(model: Transformer, token_
 @pytest.mark.parametrize("verb", ["attach", "use", "run", "get", "get_all", "clear", "report"])
 def test_before_the_block_every_verb_says_where_it_belongs(net: nn.Module, verb: str) -> None:
     arguments = {"attach": ("0",), "use": ("cache",), "run": (X,), "get": ("0.output",)}.get(verb, ())
-    with pytest.raises(ScopeError, match=rf"'{verb}' came before the scope was opened; write it inside 'with HookManag"):
+    with pytest.raises(ScopeError, match=rf"'{verb}' came before the scope was opened; write it inside 'with Hook"):
         getattr(HookManager(net), verb)(*arguments)
 
 
@@ -125,16 +125,16 @@ def test_scopes_that_end_in_another_order_than_they_began_leave_nothing(net: nn.
 
 def test_scopes_on_several_models_do_not_meet(net: nn.Module) -> None:
     other = nn.Sequential(nn.Linear(3, 3))
-    with leaves_no_trace(net) as run, leaves_no_trace(other) as run_other:
-        with HookManager(net) as hooks, HookManager(other) as others:
-            hooks.attach("0")
-            others.attach("0")
-            run(X)
-            run_other(X * 2)
-            assert torch.equal(hooks.get("0.output"), net[0].forward(X))
-            assert torch.equal(others.get("0.output"), other[0].forward(X * 2))
-            assert kamui.use("cache", at="0.output") is not None
-            assert [len(one.report().rows) for one in (hooks, others)] == [1, 2]
+    checks = leaves_no_trace(net), leaves_no_trace(other)
+    with checks[0] as run, checks[1] as run_other, HookManager(net) as hooks, HookManager(other) as others:
+        hooks.attach("0")
+        others.attach("0")
+        run(X)
+        run_other(X * 2)
+        assert torch.equal(hooks.get("0.output"), net[0].forward(X))
+        assert torch.equal(others.get("0.output"), other[0].forward(X * 2))
+        assert kamui.use("cache", at="0.output") is not None
+        assert [len(one.report().rows) for one in (hooks, others)] == [1, 2]
 
 
 def test_use_without_a_scope_says_what_to_write(net: nn.Module) -> None:
@@ -199,7 +199,7 @@ class Unused(nn.Module):
         return self.a(x) + self.b.forward(x)
 
 
-MESSAGE = r"the model ran 1 time\(s\), and these points never fired: 'b\.output' \(cache\); their modules were not called"
+MESSAGE = r"the model ran 1 time\(s\), and these points never fired: 'b\.output' \(cache\); their modules were not"
 
 
 def test_a_point_that_never_fired_is_named_at_the_end() -> None:

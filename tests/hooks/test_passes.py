@@ -152,15 +152,19 @@ def test_an_error_that_the_model_catches_itself_does_not_end_the_pass() -> None:
             except (ValueError, KeyboardInterrupt):
                 return self.other(x + 1)
 
-    net = Tries()
-    for error in (ValueError("boom"), KeyboardInterrupt()):
-        net.fails.error = error
-        with pytest.warns(NeverFiredWarning, match=r"'fails.output' \(cache\)"), HookManager(net) as hooks:
+    def run(net: Tries) -> None:
+        with HookManager(net) as hooks:
             hooks.attach("*")
             assert net(torch.zeros(1)) == 1
             assert hooks.get("other.output") == 1
-            with pytest.raises(NotCapturedError, match="point 'fails.output' was never reached"):
+            with pytest.raises(NotCapturedError, match=r"point 'fails\.output' was never reached"):
                 hooks.get("fails.output")
+
+    net = Tries()
+    for error in (ValueError("boom"), KeyboardInterrupt()):
+        net.fails.error = error
+        with pytest.warns(NeverFiredWarning, match=r"'fails\.output' \(cache\)"):
+            run(net)
 
 
 def test_a_model_called_while_an_exception_is_handled_is_not_taken_for_failing() -> None:
@@ -168,8 +172,8 @@ def test_a_model_called_while_an_exception_is_handled_is_not_taken_for_failing()
     with HookManager(net) as hooks:
         hooks.attach("0")
         try:
-            raise ValueError("elsewhere")
-        except ValueError:
+            [].pop()
+        except IndexError:
             net(torch.randn(2, 3))
         assert hooks.get("0.output").shape == (2, 3)
 
@@ -191,7 +195,7 @@ def test_a_block_that_a_pass_skipped_has_no_value_of_an_earlier_pass() -> None:
         net(torch.ones(3, 2))
         net(torch.ones(1, 2), skip=True)
         assert hooks.get("layers.0.output").shape == (1, 2)
-        with pytest.raises(NotCapturedError, match="nothing was captured at point 'layers.1.output' in forward pass 1"):
+        with pytest.raises(NotCapturedError, match=r"nothing was captured at point 'layers\.1\.output' in forw"):
             hooks.get("layers.1.output")
         assert hooks.get("layers.1.output", forward=0).shape == (3, 2)
         assert hooks.get("layers.1.output", forward="all").shape == (3, 2)

@@ -72,3 +72,8 @@ def test_a_segment_that_exists_as_written_is_no_pattern() -> None:
 @pytest.mark.parametrize(("text", "expected"), [("a.0.b", False), ("a.*.b", True), ("a.-1", True), ("a.1:2", True)])
 def test_patterns_are_told_from_names(text: str, expected: bool) -> None:
     assert is_pattern(text) is expected
+
+
+@pytest.mark.parametrize("pattern", ["-0.output", f"-{'9' * 5000}.output", f"{'9' * 5000}:.output", "::0.output"])
+def test_a_number_that_no_child_can_have_matches_nothing(pattern: str) -> None:
+    assert expand(pattern, tree_of(["0.output", "1.output"])) == []

@@ -21,7 +21,7 @@ RIGHT_MASK = LEFT_MASK.flip(1)
 def llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **tokens)).eval()
 
@@ -125,11 +125,15 @@ def test_an_edit_at_positions_is_the_same_with_and_without_a_cache(
     expected = token_ids
     for _ in range(4):
         index = torch.arange(expected.shape[1])
-        where = {
-            "last": index >= 6,
-            "generated": index >= 7,
-            "prompt": index < 7,
-        }.get(positions) if isinstance(positions, str) else None
+        where = (
+            {
+                "last": index >= 6,
+                "generated": index >= 7,
+                "prompt": index < 7,
+            }.get(positions)
+            if isinstance(positions, str)
+            else None
+        )
         if where is None:
             where = torch.zeros(expected.shape[1], dtype=torch.bool)
             where[6 if positions == -1 else positions] = True
@@ -145,7 +149,8 @@ def test_generate_of_transformers_keeps_the_prompt_of_each_row(llama: LlamaForCa
     for use_cache in (True, False):
         with HookManager(llama) as hooks:
             last, first_new = Marks(hooks, "model.layers.1.output", -1), Marks(hooks, "model.layers.1.output", 3)
-            llama.generate(LEFT_PADDED, attention_mask=LEFT_MASK, max_new_tokens=3, do_sample=False, use_cache=use_cache)
+            options = {"max_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
+            llama.generate(LEFT_PADDED, attention_mask=LEFT_MASK, **options)
         if use_cache:
             assert last.chosen == [[[4], [4]], [[], []], [[], []]]
             assert first_new.chosen == [[[], [3]], [[0], []], [[], []]]
@@ -207,7 +212,7 @@ def test_rows_with_different_numbers_of_tokens_cannot_be_taken_together(llama: L
 def test_a_model_without_a_sequence_has_no_positions() -> None:
     net = nn.Sequential(nn.Linear(3, 3))
     message = fails(net, 0, {"input": torch.ones(2, 3)}, at="0.output")
-    assert message.startswith("positions 0 cannot be found at point '0.output': the forward pass did not begin with token")
+    assert message.startswith("positions 0 cannot be found at point '0.output': the forward pass did not begin with ")
 
 
 def test_a_value_of_another_shape_than_the_sequence_is_told_with_both(model: Transformer, token_ids: Tensor) -> None:

@@ -112,7 +112,7 @@ def test_an_intervention_that_fails_to_begin_leaves_nothing_of_itself(
 
 def test_a_use_whose_second_point_does_not_exist_listens_nowhere(net: nn.Sequential) -> None:
     with HookManager(net) as hooks:
-        with pytest.raises(UnknownPointError, match="'7.output'"):
+        with pytest.raises(UnknownPointError, match=r"'7\.output'"):
             hooks.use(lambda value: value * 0, at=["0.output", "7.output"])
         with pytest.raises(UnknownPointError):
             hooks.attach("7")
@@ -143,18 +143,26 @@ def test_an_error_in_closed_is_raised_after_everything_was_closed(
 
 
 def test_the_error_of_the_block_is_the_one_that_is_seen(net: nn.Sequential) -> None:
-    with leaves_no_trace(net), pytest.raises(KeyError, match="mine") as caught, HookManager(net) as hooks:
-        hooks.use(Breaks, where="closed")
-        raise KeyError("mine")
+    def fail() -> None:
+        with HookManager(net) as hooks:
+            hooks.use(Breaks, where="closed")
+            raise KeyError("mine")
+
+    with leaves_no_trace(net), pytest.raises(KeyError, match="mine") as caught:
+        fail()
     assert caught.value.__notes__ == ["and then, while the scope closed: ValueError('closed')"]
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_any_exception_in_the_block_leaves_the_model_clean(net: nn.Sequential, error: type[BaseException]) -> None:
-    with leaves_no_trace(net) as run, pytest.raises(error), HookManager(net) as hooks:
-        hooks.use(Breaks, where="nowhere")
-        run(X)
-        raise error
+    def fail(run: Any) -> None:
+        with HookManager(net) as hooks:
+            hooks.use(Breaks, where="nowhere")
+            run(X)
+            raise error
+
+    with leaves_no_trace(net) as run, pytest.raises(error):
+        fail(run)
 
 
 def test_interventions_are_told_in_order_and_closed_in_reverse(net: nn.Sequential) -> None:

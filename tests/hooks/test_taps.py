@@ -100,8 +100,8 @@ def test_a_replacement_of_another_kind_names_intervention_point_and_difference()
         return value[:1].double()
 
     message = (
-        r"intervention 'wrong' cannot replace the value at point '0.output': shape \(1, 3\) where \(2, 3\) is expected, "
-        r"dtype torch.float64 where torch.float32 is expected"
+        r"intervention 'wrong' cannot replace the value at point '0.output': shape \(1, 3\) where \(2, 3\) is "
+        r"expected, dtype torch.float64 where torch.float32 is expected"
     )
     with HookManager(net) as hooks:
         hooks.use(wrong, at="0.output")
@@ -134,7 +134,7 @@ def test_writing_to_the_live_value_is_told_at_once(
     net = nn.Sequential(nn.Identity(), nn.Tanh())
     with HookManager(net, strict=strict) as hooks, mode():
         hooks.use(Writes, at="1.output")
-        with pytest.raises(InPlaceEditError, match="'Writes' wrote to the live value at point '1.output'; clone it"):
+        with pytest.raises(InPlaceEditError, match=r"'Writes' wrote to the live value at point '1\.output'; clone it"):
             net(torch.randn(2, 3))
 
 
@@ -378,3 +378,15 @@ def test_points_are_given_as_they_were_asked_for(model: Transformer, token_ids: 
         model(token_ids)
     assert asked == ["blocks.0.output", "blocks.1.ffn.mid"]
     assert all(isinstance(point, HookPoint) for point in asked)
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_fast_path_of_torch_hides_no_module(mode: Callable[[], AbstractContextManager[object]]) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 5, 16)
+    with mode(), leaves_no_trace(encoder) as run, HookManager(encoder) as hooks:
+        bare = encoder(x)
+        hooks.attach("layers.0.linear1")
+        torch.testing.assert_close(run(x), bare, atol=1e-6, rtol=1e-5)
+        assert hooks.get("layers.0.linear1.output").shape == (2, 5, 32)

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 import kamui
-from kamui.cli.demo import demo
-from kamui.cli.plugins import plugins
-from kamui.cli.points import points
+from kamui.cli.demo import demo_command
+from kamui.cli.plugins import plugins_command
+from kamui.cli.points import points_command
 from kamui.cli.terminal import printable
 from kamui.errors import KamuiError
 
@@ -55,6 +55,6 @@ def main() -> None:
     """Look into a PyTorch model and change what it computes."""
 
 
-main.add_command(plugins)
-main.add_command(points)
-main.add_command(demo)
+main.add_command(plugins_command)
+main.add_command(points_command)
+main.add_command(demo_command)

@@ -59,11 +59,11 @@ class Entry:
     callbacks: tuple[str, ...] = ()
 
 
-@click.command()
+@click.command("plugins")
 @click.option("--check", is_flag=True, help="Import each and show its options; exit status 1 if one is broken.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def plugins(ctx: click.Context, check: bool, as_json: bool) -> None:
+def plugins_command(ctx: click.Context, check: bool, as_json: bool) -> None:
     """Show the interventions and architectures that are installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # what they say stands in the table

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kamui.model import ModelConfig
 
 
-@click.command()
+@click.command("points")
 @click.argument("config")
 @click.option("--all", "every", is_flag=True, help="Every addressable point, not the canonical ones alone.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Rows, B.")
 @click.option("--length", type=click.IntRange(min=1), help="Positions, S.  [default: 16, or the context's length]")
-def points(config: str, every: bool, batch: int, length: int | None) -> None:
+def points_command(config: str, every: bool, batch: int, length: int | None) -> None:
     """Show the hook points of the model in CONFIG.
 
     CONFIG is a YAML file, or the name of a config that comes along, such as "small" or "configs/small.yaml".

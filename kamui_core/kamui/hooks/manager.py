@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from torch import Tensor, nn
 
@@ -35,6 +35,7 @@ from kamui.interventions.intervention import Intervention
 from kamui.interventions.options import build
 
 if TYPE_CHECKING:
+    Kind = TypeVar("Kind", bound=Intervention)
     Source = str | type[Intervention] | Intervention | Callable[..., Tensor | None]
 
 
@@ -135,13 +136,22 @@ class HookManager:
         use = self._use("attach", name, {"at": at, **options})
         return tuple(listener.point for listener in use.listeners)
 
-    def use(self, source: Source, /, **options: Any) -> Intervention:
+    @overload
+    def use(self, source: type[Kind] | Kind, /, **options: Any) -> Kind: ...
+
+    @overload
+    def use(self, source: str | Callable[..., Tensor | None], /, **options: Any) -> Any: ...
+
+    def use(self, source: Source, /, **options: Any) -> Any:
         """Use an intervention in this scope, after those in use already.
 
         Args:
             source: The name of an installed intervention, a class, an instance, or a function of the value (then
                 with `at`).
             options: The intervention's options.
+
+        Returns:
+            The `Intervention`, an instance of the class that was asked for.
 
         Raises:
             PluginError: It cannot be had, or an option does not fit.
@@ -203,8 +213,19 @@ class HookManager:
         return self._scope
 
 
-def use(name: Source, /, **options: Any) -> Intervention:
-    """Use an intervention in the innermost open scope of this context.
+@overload
+def use(source: type[Kind] | Kind, /, **options: Any) -> Kind: ...
+
+
+@overload
+def use(source: str | Callable[..., Tensor | None], /, **options: Any) -> Any: ...
+
+
+def use(source: Source, /, **options: Any) -> Any:
+    """Use an intervention in the innermost open scope of this context, as `HookManager.use` does.
+
+    Returns:
+        The `Intervention`.
 
     Raises:
         NoOpenScopeError: No scope is open here.
@@ -212,12 +233,13 @@ def use(name: Source, /, **options: Any) -> Intervention:
     """
     scopes = [scope for scope in active_scopes() if scope.is_open]
     if not scopes:
+        name = repr(source) if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
         raise NoOpenScopeError(
-            f"kamui.use({name!r}) needs an open scope; write 'with HookManager(model) as hooks:' and, inside it, "
-            f"'kamui.use({name!r}, ...)'"
+            f"kamui.use({name}) needs an open scope; write 'with HookManager(model) as hooks:' and, inside it, "
+            f"'kamui.use({name}, ...)'"
         )
     innermost: HookManager = scopes[-1].manager
-    return innermost.use(name, **options)
+    return innermost.use(source, **options)
 
 
 def _instance_of(source: Source, options: dict[str, Any]) -> tuple[Intervention, str]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 _SIGNS: Final = re.compile(r"[*:-]")
-_SLICE: Final = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+))?")
-_NEGATIVE: Final = re.compile(r"-\d+")
+_SLICE: Final = re.compile(r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?(?::(-?[0-9]{1,9}))?")
+_NEGATIVE: Final = re.compile(r"-[1-9][0-9]{0,8}")
 
 Tree = dict[str, "Tree"]
 _IS_NAME: Final = ""

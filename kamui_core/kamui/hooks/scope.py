@@ -19,6 +19,7 @@ from torch import nn
 from kamui.errors import AttentionError, InterventionContractError, ScopeError
 from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
+from kamui.hooks.compiled import run_compiled, run_eagerly
 from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
 from kamui.hooks.passes import Entry, PassLog
@@ -126,6 +127,7 @@ class Scope:
         try:
             self._tap(self.model)
             shadow_generate(self.model, self, self._prompts_here)
+            run_eagerly(self.manager.model, self)
         except BaseException:
             self.close()
             raise
@@ -152,6 +154,7 @@ class Scope:
         self.is_open = False
         here = _surely(lambda: deactivate(self), errors)
         _surely(lambda: unshadow_generate(self.model, self), errors)
+        _surely(lambda: run_compiled(self), errors)
         for module in list(self._tapped):
             _surely(partial(unwire, self, module), errors)
         _surely(self.passes.abandon_all, errors)

@@ -63,10 +63,16 @@ class Captures:
             live: The value is the model's own tensor; reading it fails once it has been written to.
 
         Raises:
-            NotCapturedError: It is live and was made under `torch.inference_mode`, where writes leave no trace.
+            NotCapturedError: It is live and was made under `torch.inference_mode`, where writes leave no trace; or
+                it is one sample's inside `torch.func.vmap`.
         """
         if call.recomputing:
             return
+        if _is_batched(value):
+            raise NotCapturedError(
+                f"the value at point {point!r} cannot be kept: inside torch.func.vmap it is one sample's, and ends "
+                f"with the transform; capture it in a call of the model outside vmap"
+            )
         if live and value.is_inference():
             raise NotCapturedError(
                 f"the live value at point {point!r} cannot be guarded: under torch.inference_mode writes to it "
@@ -133,3 +139,12 @@ class Captures:
 
     def _every(self, point: str) -> list[list[Kept]]:
         return [captured[point] for captured in list(self._passes.values()) if point in captured]
+
+
+def _is_batched(value: Tensor) -> bool:
+    """Tell whether a vmap is under way on the value, also inside other transforms."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    return False

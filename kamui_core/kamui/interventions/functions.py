@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kamui.errors import InterventionContractError
 from kamui.interventions.hookspecs import hookimpl
@@ -66,8 +66,6 @@ class FunctionIntervention(Intervention):
         function: The function.
         at: The point or pattern, or several.
     """
-
-    replaces: ClassVar[bool] = True
 
     function: Callable[..., Tensor | None]
     at: str | Sequence[str]

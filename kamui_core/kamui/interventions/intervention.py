@@ -37,8 +37,8 @@ class Intervention:
     when the class is used, with the remedy.
 
     Attributes:
-        replaces: Whether `activation` may return another value. Attention internals are then computed in the
-            explicit form, and otherwise beside the model's own call.
+        replaces: Whether what `activation` returns does not depend on the value it was given, so that edits made
+            before it at the same point are thrown away.
         requires_kamui: The versions of KAMUI that the class works with, such as `">=0.1,<1"`.
     """
 

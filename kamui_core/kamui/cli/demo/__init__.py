@@ -11,15 +11,15 @@ from pathlib import Path
 import click
 
 
-@click.command(short_help="Study a small trained model in seven steps.")
+@click.command("demo", short_help="Study a small trained model in seven steps.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Write pictures to this folder; needs the extra 'viz'.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the sequences.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Draws the sequences.")
 @click.pass_context
-def demo(ctx: click.Context, out: Path | None, seed: int) -> None:
+def demo_command(ctx: click.Context, out: Path | None, seed: int) -> None:
     """Find the induction heads of a small trained model, knock them out, and steer them."""
     if out is not None:
         from kamui.cli.demo.pictures import require_matplotlib

@@ -5,7 +5,7 @@ Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class LayerReading(NamedTuple):
 def read_layers(model: Transformer, sequences: Repeated) -> list[LayerReading]:
     """Read the residual stream after the embedding and after each block as the model's own head would."""
     with HookManager(model) as hooks:
-        lens: Any = hooks.use("logit_lens", at=["embed.output", "blocks.*.output"], positions=sequences.second)
+        lens = hooks.use("logit_lens", at=["embed.output", "blocks.*.output"], positions=sequences.second)
         model(sequences.token_ids)
     right = sequences.following[:, sequences.second]  # (B, L)
     readings = zip(lens.layers, lens.rank(right), lens.probability(right), strict=True)

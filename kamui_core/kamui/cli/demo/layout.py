@@ -41,5 +41,5 @@ def share(value: float) -> Text:
 
 
 def loss_bar(loss: float) -> Text:
-    """Return a loss as a bar, four marks to one."""
-    return Text("█" * round(4 * loss), "red" if loss > 1 else "green")
+    """Return a loss as a bar, three marks to one."""
+    return Text("█" * round(3 * loss), "red" if loss > 1 else "green")

@@ -7,7 +7,7 @@ reads, it should make the induction heads look for the other token's first occur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,7 @@ def random_prompts(vocab_size: int, read: int, other: int, generator: torch.Gene
 def fit_vector(model: Transformer, prompts: Prompts) -> Tensor:
     """Return the mean difference (D,) that it makes to end in the other token."""
     with HookManager(model) as hooks:
-        steering: Any = hooks.use("steering", at=AT)
+        steering = hooks.use("steering", at=AT)
         steering.fit(prompts.ending_in(prompts.other), prompts.ending_in(prompts.read))
         vector: Tensor = steering.vector
     return vector
@@ -112,7 +112,7 @@ def steer(model: Transformer, prompts: Prompts, vector: Tensor, alphas: Sequence
     """Return what the model says after the token read, with the vector added at the last position."""
     effects = []
     with HookManager(model) as hooks:
-        steering: Any = hooks.use("steering", vector=vector, at=AT, positions=-1)
+        steering = hooks.use("steering", vector=vector, at=AT, positions=-1)
         for alpha in alphas:
             steering.alpha = alpha
             chances: Tensor = model(prompts.ending_in(prompts.read))[:, -1].softmax(-1)  # (B, V)

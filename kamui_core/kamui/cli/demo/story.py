@@ -136,7 +136,8 @@ def tracing(study: Study) -> Page:
     trace, result = study.trace, study.trace.result
     yield code(
         "patcher = ActivationPatcher(model)",
-        'patcher.sweep(clean, corrupted, metric=log_probability, at="blocks.*.output")',
+        "patcher.sweep(clean, corrupted, metric=log_probability,",
+        '              at="blocks.*.output")',
     )
     yield Text(
         f"The clean input stops at position {trace.last}, and the answer has a log probability of {result.clean:.2f}. "
@@ -160,7 +161,8 @@ def steering(study: Study) -> Page:
     steered = study.steered
     yield code(
         f'steering = hooks.use("steering", at="{AT}", positions=-1)',
-        "steering.fit(prompts.ending_in(prompts.other), prompts.ending_in(prompts.read))",
+        "steering.fit(prompts.ending_in(prompts.other),",
+        "             prompts.ending_in(prompts.read))",
     )
     yield Text(
         f"Prompts end in token {steered.read} and hold, somewhere before, {steered.read} as well as {steered.other}. A "

@@ -57,7 +57,7 @@ def trace_answer(model: Transformer, sequences: Repeated, generator: torch.Gener
         return logits[:, -1].log_softmax(-1).gather(1, right).mean()  # ()
 
     patcher = ActivationPatcher(model)
-    result = patcher.sweep(clean, corrupted, metric=log_probability, at="blocks.*.output", batch_size=256)
+    result = patcher.sweep(clean, corrupted, metric=log_probability, at="blocks.*.output", progress=False)
     return Trace(result, token, token + 1, last)
 
 
