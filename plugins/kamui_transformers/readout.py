@@ -90,9 +90,15 @@ class Readout:
         handle = model.get_submodule(self._block).register_forward_hook(swap)
         try:
             with swap.active():
-                return getattr(model(**_one_token(model, rows, batch), return_dict=True), "logits", None)
+                output = model(**_one_token(model, rows, batch), return_dict=True)
         finally:
             handle.remove()
+        if not swap.has_acted:  # torch.compile leaves out hooks that came later
+            raise UnsupportedModelError(
+                f"the last block {self._block!r} of {type(model).__name__!r} was not called where its value could be "
+                f"exchanged; if the model is compiled, read it out inside 'with HookManager(model) as hooks:'"
+            )
+        return getattr(output, "logits", None)
 
 
 class _Swap:
@@ -102,6 +108,7 @@ class _Swap:
         self._rows = rows
         self._call = call
         self._count = 0
+        self.has_acted = False
         self._active: ContextVar[bool] = ContextVar("kamui_transformers_swap", default=False)
 
     @contextmanager
@@ -118,6 +125,7 @@ class _Swap:
         self._count += 1
         if self._count - 1 != self._call:
             return None
+        self.has_acted = True
         return self._rows if isinstance(output, Tensor) else (self._rows, *output[1:])
 
 

@@ -80,12 +80,25 @@ def test_reading_out_in_one_thread_does_not_reach_another() -> None:
 
     thread = threading.Thread(target=run_model)
     thread.start()
-    with torch.no_grad():
-        for _ in range(30):
-            architecture.readout(model, torch.randn(4, 32))
-    stop.set()
-    thread.join()
+    try:
+        with torch.no_grad():
+            for _ in range(30):
+                architecture.readout(model, torch.randn(4, 32))
+    finally:
+        stop.set()
+        thread.join()
     assert failures == []
+
+
+def test_a_compiled_model_is_read_out_too() -> None:
+    model, _ = make("gemma2")
+    residual = torch.randn(1, 32)
+    with torch.no_grad():
+        expected = HookManager(model).architecture.readout(model, residual)
+        model.compile(backend="eager")
+        model(torch.zeros(1, 1, dtype=torch.long))
+        with HookManager(model) as hooks:
+            torch.testing.assert_close(hooks.architecture.readout(model, residual), expected)
 
 
 def test_scopes_that_are_open_do_not_see_the_readout() -> None:
