@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Environment
 
-PACKAGES = ("kamui", "kamui_cache", "kamui_patching", "kamui_steering", "kamui_logit_lens")
+PACKAGES = ("kamui", "kamui_cache", "kamui_patching", "kamui_steering", "kamui_logit_lens", "kamui_transformers")
 
 IN_USE = """
 import torch

@@ -38,6 +38,8 @@ class Architecture:
         attentions: Paths of the modules that compute attention.
         feed_forwards: Paths of feed-forward modules, and the real point that is the `mid` of each.
         readout: Takes the model and the residual stream (..., D) after its last block, and gives logits (..., V).
+        calls: Canonical module names of which the module is called many times in a pass, and which call each is.
+        missing: Canonical points and module names that the model does not have, and why.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Architecture:
     attentions: tuple[str, ...]
     feed_forwards: Mapping[str, HookPoint]
     readout: Callable[[nn.Module, Tensor], Tensor]
+    calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def locate(self, point: HookPoint) -> Target | None:
         """Return what a canonical point is in the model, or None when it is no canonical point of it."""
@@ -55,8 +59,12 @@ class Architecture:
             path = self.modules.get(point.module)
             if path is None or point.io in FEED_FORWARD_IOS:
                 return None
-            target = Target(HookPoint.at(path, point.io))
+            target = Target(HookPoint.at(path, point.io), self.calls.get(point.module))
         return Target(HookPoint(target.point + point[len(bare) :]), target.call) if point.selector else target
+
+    def why_missing(self, point: str) -> str | None:
+        """Return why the model does not have a canonical point, or None when there is nothing to say of it."""
+        return self.missing.get(point) or self.missing.get(point.rpartition(".")[0])
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:

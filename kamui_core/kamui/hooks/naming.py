@@ -59,6 +59,9 @@ class ModelMap:
                 f"{name!r} is a canonical name, and no installed architecture recognises {self.model_type!r}; "
                 f"use its module paths: {there}{more}"
             )
+        reason = self.architecture.why_missing(name) if self.architecture else None
+        if reason:
+            return UnknownPointError(f"point {name!r} is not in this model: {reason}")
         close = ", ".join(map(repr, nearest(name, self._known())))
         return UnknownPointError(
             f"point {name!r} is not in this model; {f'nearest: {close}' if close else self.some()}"

@@ -101,7 +101,12 @@ class Locator:
             UnknownPointError: There is no such module.
             UnsupportedModelError: It is a canonical name and nothing recognises the model.
         """
-        return self.place(HookPoint.at(path, "output")).module
+        architecture = self.names.architecture if self._module_at(path) is None else None
+        if architecture is None:
+            return self.place(HookPoint.at(path, "output")).module
+        if path in architecture.missing:
+            raise self.names.refuse(path)
+        return self.place(HookPoint.at(architecture.modules.get(path, path), "output")).module
 
     def _target(self, point: HookPoint) -> Target | None:
         architecture = self.names.architecture
