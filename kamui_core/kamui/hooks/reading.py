@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
@@ -70,13 +71,18 @@ def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
         raise NotCapturedError(
             f"point {text!r} is in this model but not attached; attach it before the forward pass (attached: {there})"
         )
-    if len({repr(use.intervention) for use, _ in found}) > 1:
+    if len({_way_of_capturing(use) for use, _ in found}) > 1:
         raise NotCapturedError(
             f"point {text!r} is captured {len(found)} times in this scope, with different options; keep what "
             f"hooks.use('cache', ...) returns and read its captures.calls({text!r}, forward)"
         )
     use, listener = found[-1]
     return _captures_of(use), listener
+
+
+def _way_of_capturing(use: Use) -> tuple[object, ...]:
+    options = [one.name for one in dataclasses.fields(use.intervention) if one.init and one.name != "at"]
+    return (type(use.intervention), *(repr(getattr(use.intervention, name)) for name in options))
 
 
 def _captures_of(use: Use) -> Captures:
