@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from kamui.errors import ForeignForwardWarning, KamuiWarning, NeverFiredWarning, NoEffectWarning, SwappedModuleWarning
@@ -89,4 +90,6 @@ def _surroundings_of(scope: Scope) -> Iterator[KamuiWarning]:
 
 def _was_compiled(model: nn.Module) -> bool:
     """Tell whether torch.compile has ever gone through the model; it leaves a mark on the parameters."""
-    return any(hasattr(parameter, "_dynamo_static_input_type") for parameter in model.parameters())
+    return "torch._dynamo" in sys.modules and any(
+        hasattr(parameter, "_dynamo_static_input_type") for parameter in model.parameters()
+    )

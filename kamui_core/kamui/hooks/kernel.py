@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 
 _SIGNATURE: Final = inspect.Signature(
     [
@@ -96,9 +96,7 @@ class AttentionInputs:
         if self.is_causal:
             allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
             scores = scores + _additive(allowed, scores.dtype)
-        mask = self.attn_mask
-        if isinstance(mask, CausalBias):
-            mask = mask._materialize(scores.device)
+        mask = _plain(self.attn_mask, scores.device)
         if mask is None:
             return scores
         return scores + (_additive(mask, scores.dtype) if mask.dtype is torch.bool else mask)
@@ -107,6 +105,15 @@ class AttentionInputs:
         if not self.enable_gqa:
             return heads
         return heads.repeat_interleave(self.query.shape[-3] // heads.shape[-3], dim=-3)
+
+
+def _plain(mask: Tensor | None, device: torch.device) -> Tensor | None:
+    # Whoever made a causal bias has imported its module, which takes torch a second.
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is not None and isinstance(mask, bias.CausalBias):
+        materialized: Tensor = mask._materialize(device)
+        return materialized
+    return mask
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
