@@ -18,4 +18,4 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shared: dict[str, Any] = {"__name__": "__main__"}
     for number, block in enumerate(blocks):
         exec(compile(block, f"README.md, block {number}", "exec"), shared)
-    assert shared["hooks"].get("0.output").shape == (3, 8)
+    assert shared["hooks"].get("blocks.1.attn.weights").shape == (1, 4, 8, 8)

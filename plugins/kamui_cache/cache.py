@@ -22,8 +22,8 @@ class Cache(kamui.Intervention):
 
     Attributes:
         at: The point or pattern, or several.
-        positions: Which tokens to keep; their dimension stays, (B, ..., n, D). Where none of them is in a call,
-            nothing is kept of it.
+        positions: Which tokens to keep (-1: the last one of the prompt, in every step of a generation); their
+            dimension stays, (B, ..., n, D). Where none of them is in a call, nothing of it is kept.
         heads: Which heads to keep at `q`, `k`, `v`, `pre_softmax`, `weights` or `z`; their dimension stays,
             (B, n, ..., ...), in ascending order.
         device: Where to keep the values; None where they are.

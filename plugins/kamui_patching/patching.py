@@ -37,7 +37,8 @@ class Patching(kamui.Intervention):
         value: The replacement. A function takes the activation as its first argument, or any of `value`, `point`
             and `call` by name. It gets a copy of the whole activation, which it may write to; None leaves that
             copy in place of the activation.
-        positions: Which tokens to replace; nothing happens in a call that has none of them.
+        positions: Which tokens to replace (-1: the last one of the prompt, in every step of a generation); nothing
+            happens in a call that has none of them.
         heads: Which heads to replace at `q`, `k`, `v`, `pre_softmax`, `weights` or `z`.
         broadcast: Repeat a smaller replacement, for example that of one row in every row.
     """

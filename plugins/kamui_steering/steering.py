@@ -39,7 +39,8 @@ class Steering(Intervention):
             tensor called `"vector"`, only one tensor, or tensors named by their points. Not needed before `fit`.
         at: The point or points, patterns included. Where it is left out: the points that the vectors are named
             by, else the output of the middle block, `blocks.{n_layers // 2}.output`.
-        positions: The token positions to steer; everything where it is left out.
+        positions: The token positions to steer; everything where it is left out. -1 is the last token of the
+            *prompt* in every step of a generation; `"generated"` steers every new token, `"last"` both.
 
     Source: Turner et al. 2023, "Activation Addition: Steering Language Models Without Optimization"; Rimsky et
     al. 2023, "Steering Llama 2 via Contrastive Activation Addition" for the difference of means.
