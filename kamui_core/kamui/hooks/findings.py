@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kamui.hooks.chain import Listener
-    from kamui.hooks.scope import Scope, Use
+    from kamui.hooks.scope import Scope
+    from kamui.hooks.use import Use
 
 
 def findings_of(scope: Scope) -> list[KamuiWarning]:

@@ -28,7 +28,8 @@ from kamui.hooks.places import Locator, unwrap
 from kamui.hooks.points import HookPoint
 from kamui.hooks.reading import Forward, read, read_all
 from kamui.hooks.report import Report
-from kamui.hooks.scope import Scope, Use
+from kamui.hooks.scope import Scope
+from kamui.hooks.use import Use
 from kamui.interventions.catalogue import catalogue
 from kamui.interventions.functions import FunctionIntervention
 from kamui.interventions.intervention import Intervention

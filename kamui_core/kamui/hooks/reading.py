@@ -13,8 +13,9 @@ from kamui.hooks.points import HookPoint
 
 if TYPE_CHECKING:
     from kamui.hooks.chain import Listener
-    from kamui.hooks.scope import Scope, Use
+    from kamui.hooks.scope import Scope
     from kamui.hooks.store import Captures
+    from kamui.hooks.use import Use
 
 Forward = int | Literal["all"]
 

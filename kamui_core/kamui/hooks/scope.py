@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet, ref
+from weakref import ref
 
 from torch import nn
 
-from kamui.errors import AttentionError, InterventionContractError, ScopeError
+from kamui.errors import AttentionError, ScopeError
 from kamui.hooks.call import Call
 from kamui.hooks.chain import Listener
 from kamui.hooks.compiled import run_compiled, run_eagerly
@@ -27,70 +27,15 @@ from kamui.hooks.places import Locator, Place, without_adapters
 from kamui.hooks.points import ATTENTION_IOS, GRADIENT_PREFIX, HookPoint
 from kamui.hooks.sequence import Prompts, SequenceFacts, encoder_of, read_decoder_facts, read_facts
 from kamui.hooks.stopping import Stop, StopForward, check_stop
-from kamui.hooks.store import Captures
 from kamui.hooks.taps import unwire, wire
+from kamui.hooks.use import Use
 from kamui.hooks.values import argument_path, arguments_by_name, take
-from kamui.interventions.contract import Callback, contract_of
 
 if TYPE_CHECKING:
     from kamui.hooks.ports import Port
     from kamui.interventions.intervention import Intervention
 
 _serials: Final = itertools.count()
-_at_work: Final[WeakSet[Intervention]] = WeakSet()
-
-
-class Use:
-    """One use of an intervention in a scope."""
-
-    def __init__(self, intervention: Intervention, label: str) -> None:
-        self.intervention = intervention
-        self.label = label
-        self.listeners: list[Listener] = []
-        self.captures: Captures | None = None
-        self.stores: list[Captures] = []
-        self.is_open = False
-        self._contract = contract_of(type(intervention))
-
-    def open(self, manager: object) -> None:
-        """Let the intervention begin, and note where it captures, if it does.
-
-        Raises:
-            ScopeError: This instance is at work in an open scope.
-        """
-        if self.intervention in _at_work:
-            raise ScopeError(
-                f"this instance of intervention {self.label!r} is at work in an open scope; make another one"
-            )
-        self.ask("opened", scope=manager)
-        _at_work.add(self.intervention)
-        self.is_open = True
-        self.stores = [value for value in vars(self.intervention).values() if isinstance(value, Captures)]
-        captures = getattr(self.intervention, "captures", None)
-        self.captures = captures if captures in self.stores else None
-
-    def close(self, manager: object) -> None:
-        """Let the intervention end, if it had begun."""
-        if self.is_open:
-            self.is_open = False
-            _at_work.discard(self.intervention)
-            self.ask("closed", scope=manager)
-
-    def callback(self, name: str) -> Callback | None:
-        """Return the intervention's implementation of one hook."""
-        return self._contract.callback(name)
-
-    def ask(self, name: str, **arguments: Any) -> Any:
-        """Call one hook with the arguments that the implementation takes; errors name the intervention."""
-        callback = self.callback(name)
-        if callback is None:
-            return None
-        taken = {key: value for key, value in arguments.items() if key in callback.arguments}
-        try:
-            return callback.bind(self.intervention)(**taken)
-        except BaseException as error:
-            error.add_note(f"in {name!r} of intervention {self.label!r}")
-            raise
 
 
 class Scope:
@@ -146,7 +91,7 @@ class Scope:
         self.uses.append(use)
         try:
             use.open(self.manager)
-            self._listen(use, _as_names(use, use.ask("points", model=self.model)))
+            self._listen(use, use.names(self.model))
         except BaseException as error:
             self._undo(use, error)
             raise
@@ -289,17 +234,6 @@ class Scope:
             use.close(self.manager)
         except Exception as later:
             error.add_note(f"and then {use.label!r} failed to close: {later!r}")
-
-
-def _as_names(use: Use, points: Any) -> Iterable[str]:
-    if points is None:
-        return ()
-    names = (points,) if isinstance(points, str) else points
-    if not isinstance(names, Iterable):
-        raise InterventionContractError(
-            f"intervention {use.label!r} returned {points!r} from 'points'; return a hook point or a list of them"
-        )
-    return names
 
 
 def _surely(action: Callable[[], Any], errors: list[BaseException]) -> Any:
