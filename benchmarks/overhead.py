@@ -11,16 +11,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from timing import Comparison, in_turns, show
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -28,20 +26,6 @@ from kamui.hooks import HookManager
 from kamui.model import ModelConfig, Transformer
 
 POINTS = [f"blocks.{layer}{part}" for layer in range(6) for part in (".attn", ".ffn", "")]
-
-
-class Comparison(NamedTuple):
-    """One row: how long each way takes, in seconds, and the ratio that is to stay under `limit`."""
-
-    work: str
-    by_hand: float
-    kamui: float
-    limit: float
-
-    @property
-    def ratio(self) -> float:
-        """KAMUI's median over that of the work done by hand."""
-        return self.kamui / self.by_hand
 
 
 def observe_by_hand(model: Transformer, found: dict[str, Tensor]) -> list[RemovableHandle]:
@@ -99,18 +83,6 @@ def forward(model: Transformer, token_ids: Tensor) -> Tensor:
     """Run the bare model."""
     logits: Tensor = model(token_ids)
     return logits
-
-
-def in_turns(first: Callable[[], object], second: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Return the median seconds of two rivals that take turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for round_number in range(rounds + 3):
-        for rival, spent in zip((first, second), times, strict=True):
-            start = time.perf_counter()
-            rival()
-            if round_number >= 3:
-                spent.append(time.perf_counter() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def observing(model: Transformer, token_ids: Tensor, rounds: int) -> tuple[float, float]:
@@ -176,10 +148,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = compare(options.rounds)
     seconds, with_torch = import_seconds()
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, one thread, medians")
-    for row in rows:
-        aim = "" if row.limit == float("inf") else f"  (aim: at most {row.limit})"
-        print(f"{row.work}: {row.by_hand * 1e6:.0f} µs -> {row.kamui * 1e6:.0f} µs, ratio {row.ratio:.3f}{aim}")
+    show(rows)
     print(f"import kamui: {seconds * 1e3:.0f} ms, with torch: {with_torch}  (aim: at most 60 ms, without)")
     if options.json:
         options.json.write_text(json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows], indent=2) + "\n")
