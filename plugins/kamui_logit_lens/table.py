@@ -33,7 +33,10 @@ def top_table(
     total = token_ids.shape[1]
     shown = range(max(total - last, 0), total)
     title = "" if len(shown) == total else f"the last {len(shown)} of {total} positions"
-    table = Table("layer", *map(str, shown), title=title)
+    table = Table(title=title)
+    table.add_column("layer", no_wrap=True, min_width=max(map(len, layers), default=0))
+    for position in shown:
+        table.add_column(str(position))
     for index in reversed(range(len(layers))):
         cells = (_cell(token_ids[index, column], probabilities[index, column], decode) for column in shown)
         table.add_row(Text(layers[index]), *map(Text, cells))

@@ -5,6 +5,7 @@ Commands import torch only when they need it: `kamui --help` and `kamui plugins`
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import click
@@ -53,6 +54,8 @@ class Commands(click.Group):
 @click.version_option(kamui.__version__, prog_name="kamui")
 def main() -> None:
     """Look into a PyTorch model and change what it computes."""
+    # torch says so where numpy is not installed; nothing here needs it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 
 main.add_command(plugins_command)
