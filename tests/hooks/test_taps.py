@@ -390,3 +390,21 @@ def test_a_fast_path_of_torch_hides_no_module(mode: Callable[[], AbstractContext
         hooks.attach("layers.0.linear1")
         torch.testing.assert_close(run(x), bare, atol=1e-6, rtol=1e-5)
         assert hooks.get("layers.0.linear1.output").shape == (2, 5, 32)
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [
+        (
+            "output[1][5]",
+            r"the selector of point 'output\[1\]\[5\]' does not fit: there is no 5 in a tuple; it holds 0, 1",
+        ),
+        ("input[3]", r"the selector of point 'input\[3\]' does not fit: there is no 3"),
+        ("grad_output[7]", r"the selector of point 'grad_output\[7\]' does not fit: there is no 7 in a tuple"),
+    ],
+)
+def test_a_selector_that_does_not_fit_is_told_with_its_point(point: str, told: str) -> None:
+    lstm = nn.LSTM(3, 4)
+    with HookManager(lstm) as hooks, pytest.raises(ValueStructureError, match=told):
+        hooks.attach("", point)
+        lstm(torch.ones(2, 1, 3))

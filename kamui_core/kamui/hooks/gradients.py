@@ -9,6 +9,7 @@ tensor under it tells the gradient. None of these hooks outlives the scope.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 from kamui.errors import TransformError
 from kamui.hooks.call import Origin
 from kamui.hooks.points import GRADIENT_PREFIX
-from kamui.hooks.ports import no_tensor
-from kamui.hooks.values import argument_path, main_path, put, take, tensors_in
+from kamui.hooks.ports import input_path, output_path
+from kamui.hooks.values import put, take, tensors_in
 from kamui.hooks.watches import Watch
 
 if TYPE_CHECKING:
@@ -35,14 +36,9 @@ Running = Sequence[tuple["Wiring", "Entry"]]
 
 def watch_arguments(running: Running, given: Arguments) -> Arguments:
     """Wait for the gradients of what a module is given, and return what it is to get."""
-    module = running[0][1].module
-
-    def locate(port: Port) -> Path | None:
-        return argument_path(module, *given, port.selector)
-
     current = given
     watches = []
-    for path, lines in _lines(running, GRAD_INPUT, locate, given[0] or given[1]).items():
+    for path, lines in _lines(running, GRAD_INPUT, partial(input_path, given=given)).items():
         value = take(current, path)
         if isinstance(value, Tensor) and (heard := _heard(value, lines)):
             alias, watch = _aliased(value, heard)
@@ -59,12 +55,8 @@ def watch_output(running: Running, output: Any) -> Any:
     for watch, alias in entry.watches:
         watch.settle(alias, output)
 
-    def locate(port: Port) -> Path | None:
-        inner = main_path(take(output, port.selector))
-        return None if inner is None else (*port.selector, *inner)
-
     current = output
-    for path, lines in _lines(running, GRAD_OUTPUT, locate, output).items():
+    for path, lines in _lines(running, GRAD_OUTPUT, partial(output_path, output=output)).items():
         value = take(current, path)
         if isinstance(value, Tensor) and (heard := _heard(value, lines)):
             handed_through = any(value is one for one in tensors_in(entry.given))
@@ -93,16 +85,13 @@ def _aliased(value: Tensor, heard: Sequence[tuple[Port, Origin]]) -> tuple[Tenso
     return alias, watch
 
 
-def _lines(running: Running, io: str, locate: Callable[[Port], Path | None], value: object) -> dict[Path, list[Line]]:
+def _lines(running: Running, io: str, locate: Callable[[Port, Entry], Path]) -> dict[Path, list[Line]]:
     """Return who listens to the gradient of each tensor on one side of a module."""
     found: dict[Path, list[Line]] = {}
     for wiring, entry in running:
         for port in wiring.gradients:
             if port.io == io and port.hears(entry):
-                path = locate(port)
-                if path is None:
-                    raise no_tensor(port, entry, value)
-                found.setdefault(path, []).append((port, entry))
+                found.setdefault(locate(port, entry), []).append((port, entry))
     return found
 
 

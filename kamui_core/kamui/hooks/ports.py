@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kamui.errors import ValueStructureError
-from kamui.hooks.values import kind
+from kamui.hooks.values import argument_path, kind, main_path, take
 
 if TYPE_CHECKING:
     from torch import nn
 
     from kamui.hooks.chain import Listener
     from kamui.hooks.passes import Entry, PassLog
-    from kamui.hooks.values import Path
+    from kamui.hooks.values import Arguments, Path
 
 
 _SIDES: Final = {"input": "input", "output": "output", "grad_input": "gradients", "grad_output": "gradients"}
@@ -89,10 +89,47 @@ class Wiring:
         return port
 
 
+def input_path(port: Port, entry: Entry, given: Arguments) -> Path:
+    """Return the keys that lead to the port's tensor in what its module is given.
+
+    Raises:
+        ValueStructureError: There is none.
+    """
+    try:
+        path = argument_path(entry.module, *given, port.selector)
+    except ValueStructureError as error:
+        raise _nothing_selected(port, error) from None
+    if path is None:
+        raise no_tensor(port, entry, given[0] or given[1])
+    return path
+
+
+def output_path(port: Port, entry: Entry, output: object) -> Path:
+    """Return the keys that lead to the port's tensor in what its module gives.
+
+    Raises:
+        ValueStructureError: There is none.
+    """
+    try:
+        chosen = take(output, port.selector)
+    except ValueStructureError as error:
+        raise _nothing_selected(port, error) from None
+    inner = main_path(chosen)
+    if inner is None:
+        raise no_tensor(port, entry, chosen)
+    return (*port.selector, *inner)
+
+
 def no_tensor(port: Port, entry: Entry, value: object) -> ValueStructureError:
     """Make the error for a place at which a module has no tensor."""
     point = str(port.listeners[0].point)
     return ValueStructureError(
         f"point {point!r} has no tensor: {type(entry.module).__name__} has {kind(value)} there; "
         f"choose another point, or one part of the value with a selector such as {point + '[1]'!r}"
+    )
+
+
+def _nothing_selected(port: Port, error: ValueStructureError) -> ValueStructureError:
+    return ValueStructureError(
+        f"the selector of point {str(port.listeners[0].point)!r} does not fit: {error}; choose another, or leave it out"
     )

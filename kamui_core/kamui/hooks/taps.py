@@ -22,9 +22,9 @@ from kamui.hooks.chain import fold
 from kamui.hooks.context import active_scopes, is_suspended
 from kamui.hooks.gradients import Line, Running, watch_arguments, watch_output
 from kamui.hooks.passes import autograd_runs
-from kamui.hooks.ports import Port, TapOwner, Wiring, no_tensor
+from kamui.hooks.ports import Port, TapOwner, Wiring, input_path, no_tensor, output_path
 from kamui.hooks.stopping import StopForward, is_stopping
-from kamui.hooks.values import Arguments, Path, argument_path, main_path, put, take
+from kamui.hooks.values import Arguments, Path, put, take
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -171,10 +171,7 @@ def _no_module() -> None:
 def _through_input(port: Port, entry: Entry, given: Arguments, current: Arguments) -> Any:
     if not port.hears(entry):
         return current
-    path = argument_path(entry.module, *current, port.selector)
-    if path is None:
-        raise no_tensor(port, entry, current[0] or current[1])
-    return _fold_at(port, entry, path, given, current)
+    return _fold_at(port, entry, input_path(port, entry, current), given, current)
 
 
 def _through_outputs(leaving: Running, output: Any) -> Any:
@@ -211,10 +208,7 @@ def _through_output(port: Port, entry: Entry, output: Any, current: Any) -> Any:
         return current
     if isinstance(current, Tensor) and not port.selector:
         return fold(port.listeners, current, Call(entry, output))
-    inner = main_path(take(current, port.selector))
-    if inner is None:
-        raise no_tensor(port, entry, take(current, port.selector))
-    return _fold_at(port, entry, (*port.selector, *inner), output, current)
+    return _fold_at(port, entry, output_path(port, entry, current), output, current)
 
 
 def _fold_at(port: Port, entry: Entry, path: Path, given: Any, current: Any) -> Any:
