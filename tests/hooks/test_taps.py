@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kamui import Intervention, hookimpl
-from kamui.errors import InPlaceEditError, NotCapturedError, ReplacementError, ScopeError
+from kamui.errors import InPlaceEditError, NotCapturedError, ReplacementError, ScopeError, ValueStructureError
 from kamui.hooks import Call, HookManager, HookPoint, HookRegistry
 from kamui.model import Transformer
 from kamui.testing import leaves_no_trace
@@ -395,16 +396,15 @@ def test_a_fast_path_of_torch_hides_no_module(mode: Callable[[], AbstractContext
 @pytest.mark.parametrize(
     ("point", "told"),
     [
-        (
-            "output[1][5]",
-            r"the selector of point 'output\[1\]\[5\]' does not fit: there is no 5 in a tuple; it holds 0, 1",
-        ),
-        ("input[3]", r"the selector of point 'input\[3\]' does not fit: there is no 3"),
-        ("grad_output[7]", r"the selector of point 'grad_output\[7\]' does not fit: there is no 7 in a tuple"),
+        ("output[1][5]", "there is no 5 in a tuple; it holds 0, 1"),
+        ("input[3]", "there is no 3 in a"),
+        ("grad_output[7]", "there is no 7 in a tuple; it holds 0, 1"),
     ],
 )
 def test_a_selector_that_does_not_fit_is_told_with_its_point(point: str, told: str) -> None:
     lstm = nn.LSTM(3, 4)
-    with HookManager(lstm) as hooks, pytest.raises(ValueStructureError, match=told):
+    message = re.escape(f"the selector of point {point!r} does not fit: {told}")
+    with HookManager(lstm) as hooks:
         hooks.attach("", point)
-        lstm(torch.ones(2, 1, 3))
+        with pytest.raises(ValueStructureError, match=message):
+            lstm(torch.ones(2, 1, 3))
