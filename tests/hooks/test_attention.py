@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from kamui.errors import AttentionError, NeverFiredWarning, PointError
 from kamui.hooks import HookManager
-from kamui.model import Transformer
+from kamui.model import ModelConfig, Transformer
 
 B, H, S, D = 2, 4, 5, 8
 
@@ -349,3 +351,18 @@ def test_value_heads_of_grouped_queries_serve_their_query_heads() -> None:
         assert hooks.get("v").shape == (B, 2, S, D)
     changed = [(edited[:, head] != bare[:, head]).any().item() for head in range(H)]
     assert changed == [True, True, False, False]
+
+
+def test_what_attention_held_goes_without_the_cyclic_collector() -> None:
+    model = Transformer(ModelConfig(n_layers=1, d_model=8, n_heads=2, d_ff=16, vocab_size=8, context_length=8)).eval()
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        with HookManager(model) as hooks:
+            hooks.attach("blocks.0.attn", "weights")
+            model(torch.tensor([[1, 2, 3]]))
+        del hooks, model
+        assert alive() is None
+    finally:
+        gc.enable()

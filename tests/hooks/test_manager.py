@@ -322,3 +322,28 @@ def test_one_point_captured_in_two_ways_is_not_read_as_if_it_were_one(net: nn.Se
         net(X)
     with pytest.raises(NotCapturedError, match=r"point .0\.output. is captured 2 times in this scope, with different"):
         hooks.get("0.output")
+
+
+def test_a_later_attach_of_the_same_point_leaves_earlier_passes_readable(net: nn.Sequential) -> None:
+    with HookManager(net) as hooks:
+        hooks.attach("0")
+        net(X)
+        hooks.attach("0")
+        hooks.attach("0", "input")
+        assert torch.equal(hooks.get("0.output"), net[0].forward(X))
+        assert list(hooks.get_all()) == ["0.output"]
+        net(X)
+        assert list(hooks.get_all()) == ["0.output", "0.input"]
+
+
+def test_a_pass_that_an_inner_scope_refuses_is_dropped_in_the_outer_one_too(net: nn.Sequential) -> None:
+    class Refuses(kamui.Intervention):
+        @kamui.hookimpl
+        def forward_finished(self) -> None:
+            raise ValueError("refused")
+
+    with HookManager(net) as outer, HookManager(net) as inner:
+        inner.use(Refuses)
+        with pytest.raises(ValueError, match="refused"):
+            net(X)
+        assert (outer.report().finished, inner.report().finished) == (0, 0)

@@ -199,3 +199,23 @@ def test_edits_are_applied_again_when_another_thread_runs_the_backward_pass() ->
         return net[2].weight.grad.clone()
 
     torch.testing.assert_close(gradient(recompute=True), gradient(recompute=False))
+
+
+def test_a_shared_scope_that_closes_does_not_break_a_forward_that_runs_elsewhere() -> None:
+    net = nn.Sequential(nn.Linear(3, 3))
+    inside, closed = threading.Event(), threading.Event()
+
+    def wait(value: Tensor) -> None:
+        inside.set()
+        assert closed.wait(10)
+
+    hooks = HookManager(net, isolated=False)
+    given: list[Tensor] = []
+    with hooks:
+        hooks.use(wait, at="0.output")
+        worker = threading.Thread(target=lambda: given.append(net(torch.ones(1, 3))))
+        worker.start()
+        assert inside.wait(10)
+    closed.set()
+    worker.join(10)
+    assert torch.equal(given[0], net(torch.ones(1, 3)))

@@ -137,14 +137,19 @@ class ForwardPass:
 
     def abandon(self) -> None:
         """Take off what an interrupted pass has left in this thread."""
-        self._take_off(self.stack)
+        self.take_off()
         self.stack.clear()
+
+    def take_off(self) -> None:
+        """Take off what the running calls have put on the thread; the calls themselves may go on."""
+        self._take_off(self.stack)
 
     def _take_off(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             entry.frame = None
             if entry.mode is not None:
                 entry.mode.remove()
+                entry.mode = None
 
 
 class PassLog:
@@ -233,7 +238,7 @@ class PassLog:
         self.watches.clear()
         self._without_graph.clear()
         for forward_pass in list(self._running.values()):
-            forward_pass.abandon()
+            forward_pass.take_off()
         self._running.clear()
 
     def restart(self) -> None:

@@ -198,7 +198,9 @@ def _container_error(point: HookPoint, module: nn.Module) -> UnknownPointError:
 
 
 def _computes_no_attention(module: nn.Module) -> bool:
-    return not module._modules and type(module).forward.__module__.startswith("torch.nn.modules.")
+    return set(module._modules) <= {"parametrizations"} and type(module).forward.__module__.startswith(
+        "torch.nn.modules."
+    )
 
 
 def _no_attention(point: HookPoint, module: nn.Module) -> UnknownPointError:

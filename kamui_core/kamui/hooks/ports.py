@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kamui.hooks.chain import Listener
-    from kamui.hooks.passes import Entry, PassLog
+    from kamui.hooks.passes import Entry, ForwardPass, PassLog
     from kamui.hooks.values import Arguments, Path
 
 
@@ -28,7 +28,10 @@ class TapOwner(Protocol):
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """Note that a call of a tapped module begins."""
 
-    def finish(self, entry: Entry, output: Any) -> None:
+    def tell_finished(self, entry: Entry, output: Any) -> None:
+        """Tell the interventions that a forward pass ends well."""
+
+    def keep(self, forward_pass: ForwardPass) -> None:
         """Note that a forward pass ended well."""
 
     def may_stop(self, entry: Entry, ports: Iterable[Port]) -> bool:

@@ -27,7 +27,7 @@ def read(scope: Scope, text: str, call: int | None, forward: Forward) -> Tensor:
         UnknownPointError: The model has no such point.
         NotCapturedError: Nothing was captured there; the message says why.
     """
-    captures, listener = _capturing(scope, text)
+    captures, listener = _capturing(scope, text, forward)
     if forward == "all":
         joined = captures.joined(listener.point, call)
         if joined is None:
@@ -44,14 +44,15 @@ def read_all(scope: Scope, forward: Forward) -> dict[str, Tensor]:
     """Return every captured value of one forward pass, or of all of them joined along the sequence."""
     found: dict[str, Tensor] = {}
     for point in dict.fromkeys(listener.point for _, listener in _all_capturing(scope)):
-        captures, listener = _capturing(scope, point)
+        captures, listener = _capturing(scope, point, forward)
         if forward == "all":
             joined = captures.joined(listener.point, None)
             values = [] if joined is None else [joined]
         elif scope.passes.finished == 0:
             values = []
         else:
-            values = captures.calls(listener.point, _number_of(scope, None, forward))
+            index = _number_of(scope, None, forward)
+            values = captures.calls(listener.point, index) if listener.since <= index else []
         name = str(listener.point)
         found.update({name: values[0]} if len(values) == 1 else {f"{name}#{n}": one for n, one in enumerate(values)})
     return found
@@ -61,7 +62,7 @@ def _all_capturing(scope: Scope) -> list[tuple[Use, Listener]]:
     return [(use, listener) for use in scope.uses if use.captures is not None for listener in use.listeners]
 
 
-def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
+def _capturing(scope: Scope, text: str, forward: Forward) -> tuple[Captures, Listener]:
     if is_pattern(text):
         raise PointError(f"{text!r} is a pattern; get takes one point, get_all returns everything that was captured")
     wanted = scope.locator.place(HookPoint(text))
@@ -77,8 +78,15 @@ def _capturing(scope: Scope, text: str) -> tuple[Captures, Listener]:
             f"point {text!r} is captured {len(found)} times in this scope, with different options; keep what "
             f"hooks.use('cache', ...) returns and read its captures.calls({text!r}, forward)"
         )
-    use, listener = found[-1]
+    heard = [pair for pair in found if pair[1].since <= _index_of(scope, forward)]
+    use, listener = (heard or found)[-1]
     return _captures_of(use), listener
+
+
+def _index_of(scope: Scope, forward: Forward) -> int:
+    if forward == "all":
+        return scope.passes.finished
+    return forward + scope.passes.finished if forward < 0 else forward
 
 
 def _way_of_capturing(use: Use) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from kamui.hooks.chain import Listener
 from kamui.hooks.compiled import run_compiled, run_eagerly
 from kamui.hooks.context import activate, deactivate
 from kamui.hooks.generation import shadow_generate, unshadow_generate
-from kamui.hooks.passes import Entry, PassLog
+from kamui.hooks.passes import Entry, ForwardPass, PassLog
 from kamui.hooks.places import Locator, Place, without_adapters
 from kamui.hooks.points import ATTENTION_IOS, GRADIENT_PREFIX, HookPoint
 from kamui.hooks.sequence import Prompts, SequenceFacts, encoder_of, read_decoder_facts, read_facts
@@ -128,15 +128,17 @@ class Scope:
             entry.facts = self._facts_of(entry, args, kwargs) if module is self._encoder else stack[-2].facts
         return entry
 
-    def finish(self, entry: Entry, output: Any) -> None:
+    def tell_finished(self, entry: Entry, output: Any) -> None:
+        """Tell the interventions that a forward pass ends well; one that objects drops it, in every scope."""
+        if not entry.forward_pass.recomputing:
+            for use in self.uses:
+                use.ask("forward_finished", output=output, call=Call(entry))
+
+    def keep(self, forward_pass: ForwardPass) -> None:
         """Note that a forward pass ended well, and keep what was captured in it."""
-        forward_pass = entry.forward_pass
-        if forward_pass.recomputing:
-            self.passes.end(forward_pass)
-            return
-        for use in self.uses:
-            use.ask("forward_finished", output=output, call=Call(entry))
         index = self.passes.end(forward_pass)
+        if forward_pass.recomputing:
+            return
         for use in self.uses:
             for captures in use.stores:
                 captures.commit(forward_pass, index)
@@ -155,7 +157,8 @@ class Scope:
         try:
             model(*args, **kwargs)
         except StopForward as stop:
-            self.finish(stop.outermost, None)
+            self.tell_finished(stop.outermost, None)
+            self.keep(stop.outermost.forward_pass)
         finally:
             del self._stops[here]
 

@@ -120,6 +120,7 @@ class ModuleTap:
         finally:
             for wiring, entry in leaving:
                 entry.forward_pass.stack.pop()
+                entry.mode = None  # it knows the entry, and would keep all of this alive until the next collection
                 if failing and not is_stopping(entry):
                     wiring.scope.passes.drop_if_ended(entry.forward_pass)
         return output
@@ -185,9 +186,11 @@ def _through_outputs(leaving: Running, output: Any) -> Any:
         gradients += wiring.gradients
     if gradients:
         current = watch_output(leaving, current)
-    for wiring, entry in leaving:
-        if entry.is_outermost():
-            wiring.scope.finish(entry, current)
+    ending = [(wiring.scope, entry) for wiring, entry in leaving if entry.is_outermost()]
+    for scope, entry in ending:
+        scope.tell_finished(entry, current)
+    for scope, entry in ending:
+        scope.keep(entry.forward_pass)
     return None if current is output else current
 
 
