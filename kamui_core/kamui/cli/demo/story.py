@@ -11,6 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from kamui.cli.demo.layout import code, columns, share, verdict
+from kamui.cli.demo.proof import Compared
 from kamui.cli.demo.steering import AT, FULL
 from kamui.cli.demo.study import Study
 from kamui.cli.demo.tables import knockout_table, rank_table, sequence_table, trace_table
@@ -186,7 +187,7 @@ def steering(study: Study) -> Page:
     )
 
 
-def proof(study: Study) -> Page:
+def proof(study: Compared) -> Page:
     """Yield whether the model is what it was."""
     difference = (study.before.logits - study.after.logits).abs().max().item()
     yield code("kamui.hooks.inspect(model)")

@@ -10,7 +10,7 @@ from torch import Tensor
 from kamui.cli.demo.heads import Heads, attention_of, find_heads
 from kamui.cli.demo.knockout import Knockouts, knock_out_heads
 from kamui.cli.demo.layers import LayerReading, read_layers
-from kamui.cli.demo.proof import Snapshot, snapshot
+from kamui.cli.demo.proof import Compared, snapshot
 from kamui.cli.demo.sequences import Repeated, repeated_sequences, token_losses
 from kamui.cli.demo.steering import Steered, steer_lookup
 from kamui.cli.demo.tracing import Trace, trace_answer
@@ -21,7 +21,7 @@ LENGTH = 14
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Compared):
     """What was measured.
 
     Attributes:
@@ -34,8 +34,6 @@ class Study:
         knockouts: The loss without the heads.
         trace: Where the answer passes.
         steered: What steering does.
-        before: The model before any of it.
-        after: The model after all of it.
     """
 
     config: ModelConfig
@@ -47,28 +45,6 @@ class Study:
     knockouts: Knockouts
     trace: Trace
     steered: Steered
-    before: Snapshot
-    after: Snapshot
-
-    @property
-    def same_logits(self) -> bool:
-        """Whether the model gives the same logits as before, bit for bit."""
-        return torch.equal(self.before.logits, self.after.logits)
-
-    @property
-    def same_state(self) -> bool:
-        """Whether the state dict is the same, byte for byte."""
-        return self.before.digest == self.after.digest
-
-    @property
-    def same_hooks(self) -> bool:
-        """Whether the hooks on the model are those that were there before."""
-        return self.before.hooks == self.after.hooks
-
-    @property
-    def left_no_trace(self) -> bool:
-        """Whether the model is what it was."""
-        return self.same_logits and self.same_state and self.same_hooks
 
 
 @torch.no_grad()
